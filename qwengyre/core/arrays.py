@@ -1,0 +1,25 @@
+"""The one place where token arrays become bytes and come back. Little-endian, as journals and records store them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+TOKEN: np.dtype = np.dtype("<i4")
+LOGPROB: np.dtype = np.dtype("<f4")
+VERSION: np.dtype = np.dtype("<i4")
+FLAG: np.dtype = np.dtype("?")
+
+
+def pack(values: Sequence | np.ndarray, dtype: np.dtype) -> bytes:
+    """
+    >>> unpack(pack([1, 2, 3], TOKEN), TOKEN).tolist()
+    [1, 2, 3]
+    """
+    return np.ascontiguousarray(values, dtype=dtype).tobytes()
+
+
+def unpack(data: bytes, dtype: np.dtype) -> np.ndarray:
+    """A read-only view of `data`; copy before writing."""
+    return np.frombuffer(data, dtype=dtype)

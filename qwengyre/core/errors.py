@@ -1,0 +1,132 @@
+"""Every error of QwenGyre, one type per boundary crossed.
+
+    QwenGyreError
+    ├── ConfigError            a run file, task folder or workload that cannot be used: file, key, line, what to do
+    ├── IllegalTransition      a state machine was told something its table lacks
+    ├── InvariantViolated      our own bug: a rule of docs/scheduler.md does not hold after an event
+    ├── RecordError            token records that disagree with themselves
+    │   └── TokenCountMismatch
+    ├── JournalError           a journal that cannot be read or written
+    │   └── JournalCorrupt
+    ├── EngineError            an engine refused or lost a request
+    │   ├── ContextOverflow
+    │   ├── EngineUnavailable
+    │   └── KVRefused
+    ├── TransferError          a one-sided read that must not be used
+    │   └── StaleRead
+    ├── TrainerError           a model, row or step that cannot be trained
+    │   ├── UnsupportedModel
+    │   ├── PathTooLong
+    │   └── NonFiniteLoss
+    ├── SandboxError           isolation that cannot be given
+    ├── EvaluatorFailed        the evaluator crashed: not a score of 0
+    └── CellFailed             a cell died, stalled, or answered from another epoch
+
+A failed execution is data (`core.records.Outcome`), never an exception.
+"""
+
+from __future__ import annotations
+
+
+class QwenGyreError(Exception):
+    """Base of every error that a user may meet. `str(error)` is a sentence that says what to do."""
+
+
+class ConfigError(QwenGyreError):
+    """Something the user wrote cannot be used."""
+
+    def __init__(self, message: str, *, file: str | None = None, key: str | None = None, line: int | None = None):
+        self.message, self.file, self.key, self.line = message, file, key, line
+        where = ":".join(str(part) for part in (file, line) if part is not None)
+        text = f"{key}: {message}" if key else message
+        super().__init__(f"{where}: {text}" if where else text)
+
+
+class IllegalTransition(QwenGyreError):
+    def __init__(self, who: str, state: object, event: object):
+        self.who, self.state, self.event = who, state, event
+        super().__init__(f"{who} is {state} and cannot take {event}")
+
+
+class InvariantViolated(QwenGyreError):
+    """Raised by `validate()` only. Carries the last events so that the story is in the message."""
+
+    def __init__(self, rule: str, detail: str, story: tuple[object, ...] = ()):
+        self.rule, self.detail, self.story = rule, detail, story
+        super().__init__(f"{rule}: {detail}" + "".join(f"\n  after {event}" for event in story))
+
+
+class RecordError(QwenGyreError):
+    pass
+
+
+class TokenCountMismatch(RecordError):
+    def __init__(self, call_id: str, *, num_tokens: int, num_logprobs: int):
+        self.call_id, self.num_tokens, self.num_logprobs = call_id, num_tokens, num_logprobs
+        super().__init__(f"call {call_id}: {num_tokens} tokens but {num_logprobs} log-probs")
+
+
+class JournalError(QwenGyreError):
+    pass
+
+
+class JournalCorrupt(JournalError):
+    def __init__(self, path: str, *, offset: int, reason: str):
+        self.path, self.offset, self.reason = path, offset, reason
+        super().__init__(f"{path}: unreadable from byte {offset} on ({reason})")
+
+
+class EngineError(QwenGyreError):
+    pass
+
+
+class ContextOverflow(EngineError):
+    def __init__(self, *, num_tokens: int, max_tokens: int):
+        self.num_tokens, self.max_tokens = num_tokens, max_tokens
+        super().__init__(f"prompt is too long: {num_tokens} tokens > {max_tokens} maximum")
+
+
+class EngineUnavailable(EngineError):
+    """The server is gone, leaving or offloaded: the caller holds the call and continues elsewhere."""
+
+
+class KVRefused(EngineError):
+    """A KV cache of another model, version, dtype or layout: recompute from tokens instead."""
+
+
+class TransferError(QwenGyreError):
+    pass
+
+
+class StaleRead(TransferError):
+    """What was read belongs to another version or epoch, or was released: throw the bytes away."""
+
+
+class TrainerError(QwenGyreError):
+    pass
+
+
+class UnsupportedModel(TrainerError):
+    pass
+
+
+class PathTooLong(TrainerError):
+    pass
+
+
+class NonFiniteLoss(TrainerError):
+    pass
+
+
+class SandboxError(QwenGyreError):
+    pass
+
+
+class EvaluatorFailed(QwenGyreError):
+    pass
+
+
+class CellFailed(QwenGyreError):
+    def __init__(self, cell: int, reason: str):
+        self.cell, self.reason = cell, reason
+        super().__init__(f"cell {cell}: {reason}")

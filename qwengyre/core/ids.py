@@ -1,0 +1,35 @@
+"""The identifiers that cross folder boundaries. Each is one word of the glossary (docs/architecture.md)."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+QueryId = NewType("QueryId", str)
+"""One task prompt at one dispatch: `q000012`."""
+GroupId = NewType("GroupId", int)
+"""A rollout group, numbered from 0 in the order of dispatch. Evaluation groups share the numbering."""
+ExecutionId = NewType("ExecutionId", str)
+"""One execution: `e000012-3` is execution 3 of group 12. An execution dispatched again keeps its id with a new attempt."""
+CallId = NewType("CallId", str)
+"""One model call, unique in the run: `<execution>/c17`."""
+CellId = NewType("CellId", int)
+"""A cell, numbered by its place in the fixed order of leaving: 0 is the core."""
+ServerId = NewType("ServerId", str)
+"""Anything that serves calls: `cell-3` or `standalone-0`."""
+MicroStepId = NewType("MicroStepId", str)
+
+
+def execution_id(group: int, index: int) -> ExecutionId:
+    """
+    >>> execution_id(12, 3)
+    'e000012-3'
+    """
+    return ExecutionId(f"e{group:06d}-{index}")
+
+
+def cell_server(cell: int) -> ServerId:
+    return ServerId(f"cell-{cell}")
+
+
+def standalone_server(index: int) -> ServerId:
+    return ServerId(f"standalone-{index}")

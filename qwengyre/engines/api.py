@@ -1,0 +1,141 @@
+"""What every engine does (DESIGN.md, Engines). Engines see only tokens; text is the gateway's business.
+
+An engine lives in a cell's process. The gateway reaches it through the cell's data plane (`runtime/data_plane.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Literal, Protocol
+
+import msgspec
+
+from qwengyre.transfer.api import Exposure
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How to sample. Fixed by the run, not by the harness; top-p, top-k, penalties and logit bias do not exist."""
+
+    temperature: float
+    """0 is greedy (never trained)."""
+    max_tokens: int
+    """Most tokens still to generate."""
+    stop_token_ids: tuple[int, ...]
+    """A sampled stop token is part of the output and ends it."""
+    seed: int
+    """Randomness is keyed by (seed, token index): the same call gives the same tokens wherever it runs."""
+    first_index: int = 0
+    """Index of the first token to generate, > 0 for a continuation, so that a move does not change what is drawn."""
+
+
+class KVHandle(msgspec.Struct, frozen=True):
+    """Pinned KV blocks of a prefix at the source, readable one-sidedly until released or the deadline."""
+
+    handle_id: str
+    exposure: Exposure
+    num_tokens: int
+    """Length of the prefix whose KV lies in the exposure."""
+    fingerprint: str
+    """Model, dtype, layout and block size; another fingerprint is refused and recomputed."""
+    version: int
+    """Policy version that computed the KV; imported only at the equal version."""
+
+
+class GenerateRequest(msgspec.Struct, frozen=True):
+    request_id: str
+    token_ids: bytes
+    """int32 prompt, with what was generated so far when this is a continuation."""
+    sampling: Sampling
+    kv: KVHandle | None = None
+
+
+class TokenChunk(msgspec.Struct, frozen=True):
+    """Some tokens of one request, in order. One weight version per chunk: a publish never lies inside one."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Of the distribution sampled from: log_softmax(logits / T)."""
+    version: int
+    cached_tokens: int = 0
+    """In the first chunk: leading prompt tokens whose KV was found in the cache or imported."""
+    finish_reason: FinishReason | None = None
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    running: int
+    waiting: int
+    kv_blocks_free: int
+    kv_blocks_total: int
+    kv_bytes_total: int
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """Cumulative counts since the engine started."""
+
+    tokens_generated: int
+    tokens_prefilled: int
+    tokens_cached: int
+    tokens_recomputed_at_publish: int
+    tokens_imported: int
+    busy_s: float
+
+
+class Capabilities(msgspec.Struct, frozen=True):
+    engine: str
+    fingerprint: str
+    max_context_tokens: int
+    moves_kv: bool
+    exact_logprobs: bool
+
+
+class Engine(Protocol):
+    """Methods are safe to call from the event loop; none blocks it. Raises the EngineError family of core/errors."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        """Stream the tokens. The last chunk has a finish_reason; an abort ends with "abort" after the partial tokens.
+
+        Raises ContextOverflow, EngineUnavailable (offloaded or closed).
+        """
+        ...
+
+    async def abort(self, request_ids: list[str]) -> None:
+        """Stop these requests; returns when none of them writes KV any more."""
+        ...
+
+    async def pause(self, mode: Literal["keep", "abort"]) -> None:
+        """Stop between two tokens. "keep" holds the running requests for `resume`."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def update_weights(self, snapshot: Exposure, version: int) -> None:
+        """Read the snapshot one-sidedly, in place. Running (paused) requests get their KV computed again."""
+        ...
+
+    async def export_kv(self, token_ids: bytes) -> KVHandle | None:
+        """Pin the longest cached prefix of `token_ids` at the present version; None if nothing is cached."""
+        ...
+
+    async def import_kv(self, handle: KVHandle) -> int:
+        """Read the blocks into the prefix cache; return the number of tokens now cached. Raises KVRefused, StaleRead."""
+        ...
+
+    async def release(self, handle_id: str) -> None:
+        """The destination has confirmed (or will never read): unpin. Unknown handles are ignored."""
+        ...
+
+    async def offload(self) -> None:
+        """Give back weights, KV cache and scratch memory; no request may be running."""
+        ...
+
+    async def restore(self, snapshot: Exposure, version: int) -> None:
+        """Take memory again and read the present weights."""
+        ...
+
+    def capacity(self) -> Capacity: ...
+    def capabilities(self) -> Capabilities: ...
+    def stats(self) -> EngineStats: ...
+    async def close(self) -> None: ...

@@ -1,0 +1,65 @@
+"""Expose, read one-sidedly, confirm, release (DESIGN.md, Transfer). Versions and epochs fence stale readers."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+
+class Region(msgspec.Struct, frozen=True):
+    """One named array inside an exposure."""
+
+    name: str
+    offset: int
+    num_bytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Exposure(msgspec.Struct, frozen=True):
+    """Where and what to read; small, sent over the control plane."""
+
+    carrier: str
+    """`shm`, `tcp` or `mooncake`."""
+    location: str
+    """Segment name or address; only the carrier reads it."""
+    regions: tuple[Region, ...]
+    version: int
+    epoch: int
+    num_bytes: int
+
+
+class Carrier(Protocol):
+    """One per process. Not thread-safe unless the carrier says so."""
+
+    def expose(self, arrays: dict[str, np.ndarray], *, version: int, epoch: int) -> Exposure:
+        """Allocate memory that others can read, copy `arrays` in and announce it."""
+        ...
+
+    def buffers(self, exposure: Exposure) -> dict[str, np.ndarray]:
+        """The writable arrays behind an exposure of this process."""
+        ...
+
+    def republish(self, exposure: Exposure, *, version: int) -> Exposure:
+        """After the owner rewrote `buffers` under `begin_write`: the same memory under a new version."""
+        ...
+
+    def begin_write(self, exposure: Exposure) -> None:
+        """Fence readers before the owner changes the bytes: a read that overlaps raises StaleRead."""
+        ...
+
+    def read(self, exposure: Exposure, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        """Read all regions, or those named in `into`, without the owner's help.
+
+        Raises StaleRead when version or epoch changed before or during the read, or the memory was released;
+        TransferError when the owner cannot be reached within the deadline.
+        """
+        ...
+
+    def release(self, exposure: Exposure) -> None:
+        """Free the memory at the owner. Later reads raise StaleRead. Releasing twice is harmless."""
+        ...
+
+    def close(self) -> None: ...
