@@ -7,7 +7,9 @@
     ├── RecordError            token records that disagree with themselves
     │   └── TokenCountMismatch
     ├── JournalError           a journal that cannot be read or written
-    │   └── JournalCorrupt
+    │   ├── JournalCorrupt
+    │   ├── JournalFull
+    │   └── JournalInUse
     ├── EngineError            an engine refused or lost a request
     │   ├── ContextOverflow
     │   ├── EngineUnavailable
@@ -73,7 +75,24 @@ class JournalError(QwenGyreError):
 class JournalCorrupt(JournalError):
     def __init__(self, path: str, *, offset: int, reason: str):
         self.path, self.offset, self.reason = path, offset, reason
-        super().__init__(f"{path}: unreadable from byte {offset} on ({reason})")
+        super().__init__(f"{path}: unreadable at byte {offset}: {reason}")
+
+
+class JournalFull(JournalError):
+    """The disk refused a record. The journal ends with the record before it and can be resumed."""
+
+    def __init__(self, path: str, *, num_bytes: int, reason: str):
+        self.path, self.num_bytes, self.reason = path, num_bytes, reason
+        super().__init__(
+            f"{path}: no room for {num_bytes} more bytes ({reason}). Nothing recorded is lost: "
+            "free some space, then go on with `qwengyre train --resume RUN`"
+        )
+
+
+class JournalInUse(JournalError):
+    def __init__(self, path: str):
+        self.path = path
+        super().__init__(f"{path}: another process is writing this journal. Is the run still going? Stop it before resuming")
 
 
 class EngineError(QwenGyreError):
