@@ -1,0 +1,270 @@
+"""One cell: a process with an engine, a trainer and a control API. `python -m qwengyre.runtime.cell SPEC.json`.
+
+The event loop serves control and data plane; the engine has its own thread, the trainer one more. Only one of the
+two holds memory and computes at a time (see `role`). Never decides anything: the controller's scheduler does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from qwengyre.core.errors import CellFailed, QwenGyreError
+from qwengyre.engines.api import Engine
+from qwengyre.engines.config import EngineConfig
+from qwengyre.runtime import cell_api as api
+from qwengyre.runtime.control_http import MAX_BODY_BYTES, bearer_matches
+from qwengyre.runtime.processes import exit_with_parent
+from qwengyre.trainer.config import TrainerConfig
+
+log = logging.getLogger("qwengyre.cell")
+Result = TypeVar("Result")
+
+
+class CellSpec(msgspec.Struct, frozen=True):
+    """Everything a cell needs to start; written by the launcher, readable by its owner only."""
+
+    cell: int
+    epoch: int
+    """Life of this process; orders for another life are refused."""
+    model_dir: str
+    segment_prefix: str
+    token: str
+    """Bearer token of the control API and first word of the data plane."""
+    threads: int
+    engine: EngineConfig
+    trainer: TrainerConfig
+    collective_timeout_s: float
+    ready_file: str
+    """Where the cell writes its `CellAddress` when it serves."""
+
+
+class CellAddress(msgspec.Struct, frozen=True):
+    cell: int
+    epoch: int
+    control: str
+    data: str
+    pid: int
+
+
+class Cell:
+    """Owns the engine and the trainer, and answers operations one at a time per kind."""
+
+    def __init__(self, spec: CellSpec) -> None:
+        from qwengyre.engines.embedded import EmbeddedEngine
+        from qwengyre.trainer.trainer import Trainer
+        from qwengyre.transfer.shm import ShmCarrier
+
+        self.spec = spec
+        self.carrier = ShmCarrier(spec.segment_prefix)
+        self.engine: Engine = EmbeddedEngine(Path(spec.model_dir), self.carrier, spec.engine)
+        self.trainer = Trainer(Path(spec.model_dir), spec.trainer, self.carrier)
+        self.members = None
+        self.role = "rollout"
+        self.scratch = None
+        self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        self._operations: dict[type, Callable] = {
+            api.ConnectMembers: self.connect_members,
+            api.EnterTraining: self.enter_training,
+            api.EnterRollout: self.enter_rollout,
+            api.BeginStep: self.begin_step,
+            api.Compute: self.compute,
+            api.Reduce: self.reduce,
+            api.Apply: self.apply,
+            api.ExposeSnapshot: self.expose_snapshot,
+            api.UpdateWeights: self.update_weights,
+            api.SaveCheckpoint: self.save_checkpoint,
+            api.LoadCheckpoint: self.load_checkpoint,
+            api.SaveSnapshot: self.save_snapshot,
+            api.Audit: self.audit,
+            api.Health: self.health,
+        }
+
+    async def handle(self, order: api.Order) -> api.Answer:
+        if order.epoch != self.spec.epoch:
+            raise CellFailed(self.spec.cell, f"order for epoch {order.epoch}, this process is epoch {self.spec.epoch}")
+        return await self._operations[type(order.operation)](order.operation)
+
+    async def on_trainer(self, job: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._trainer_thread, job)
+
+    async def connect_members(self, op: api.ConnectMembers) -> api.Done:
+        from qwengyre.trainer.members import Members
+
+        rank = op.order.index(self.spec.cell)
+        started = time.monotonic()
+
+        def build() -> Members:
+            if self.members is not None:
+                self.members.close()
+                self.members = None
+            return Members.connect(
+                rank, len(op.order), op.store_address, op.membership_epoch, self.spec.collective_timeout_s
+            )
+
+        self.members = await self.on_trainer(build)
+        return api.Done({"connect": time.monotonic() - started})
+
+    async def enter_training(self, op: api.EnterTraining) -> api.Done:
+        phases = {}
+        started = time.monotonic()
+        await self.engine.offload()
+        phases["offload_engine"] = time.monotonic() - started
+        started = time.monotonic()
+        await self.on_trainer(self.trainer.restore)
+        phases["restore_trainer"] = time.monotonic() - started
+        self.role = "training"
+        return api.Done(phases)
+
+    async def enter_rollout(self, op: api.EnterRollout) -> api.Done:
+        phases = {}
+        started = time.monotonic()
+        await self.on_trainer(self.trainer.offload)
+        self.scratch = None
+        phases["offload_trainer"] = time.monotonic() - started
+        started = time.monotonic()
+        await self.engine.restore(op.snapshot, op.version)
+        phases["restore_engine"] = time.monotonic() - started
+        self.role = "rollout"
+        return api.Done(phases)
+
+    async def begin_step(self, op: api.BeginStep) -> api.Done:
+        def begin() -> None:
+            if op.snapshot is not None:
+                self.trainer.pull(op.snapshot)
+            self.trainer.begin_step(op.step)
+
+        started = time.monotonic()
+        self.scratch = None
+        await self.on_trainer(begin)
+        return api.Done({"join": time.monotonic() - started})
+
+    async def compute(self, op: api.Compute) -> api.Computed:
+        return api.Computed(await self.on_trainer(lambda: self.trainer.compute(op.micro_step)))
+
+    async def reduce(self, op: api.Reduce) -> api.Done:
+        def reduce() -> None:
+            gradient = self.trainer.flat_gradient()
+            self.scratch = gradient if op.num_members == 1 else self.members.reduce(gradient, op.num_members)
+
+        started = time.monotonic()
+        await self.on_trainer(reduce)
+        return api.Done({"reduce": time.monotonic() - started})
+
+    async def apply(self, op: api.Apply) -> api.Applied:
+        stats = await self.on_trainer(lambda: self.trainer.apply(op.num_executions, self.scratch))
+        self.scratch = None
+        return api.Applied(stats)
+
+    async def expose_snapshot(self, op: api.ExposeSnapshot) -> api.Exposed:
+        return api.Exposed(await self.on_trainer(lambda: self.trainer.expose(op.version)))
+
+    async def update_weights(self, op: api.UpdateWeights) -> api.Done:
+        started = time.monotonic()
+        await self.engine.pause("keep")
+        try:
+            await self.engine.update_weights(op.snapshot, op.version)
+        finally:
+            await self.engine.resume()
+        return api.Done({"update_weights": time.monotonic() - started})
+
+    async def save_checkpoint(self, op: api.SaveCheckpoint) -> api.Done:
+        extra = {"journal_position": op.journal_position}
+        started = time.monotonic()
+        await self.on_trainer(lambda: self.trainer.save_checkpoint(Path(op.directory), op.step, extra))
+        return api.Done({"checkpoint": time.monotonic() - started})
+
+    async def load_checkpoint(self, op: api.LoadCheckpoint) -> api.Done:
+        await self.on_trainer(lambda: self.trainer.load_checkpoint(Path(op.directory)))
+        return api.Done()
+
+    async def save_snapshot(self, op: api.SaveSnapshot) -> api.Done:
+        await self.on_trainer(lambda: self.trainer.save_weights(Path(op.directory) / f"v{op.version:06d}.safetensors"))
+        return api.Done()
+
+    async def audit(self, op: api.Audit) -> api.AuditResult:
+        return await self.on_trainer(lambda: self.trainer.audit(op.micro_steps, Path(op.snapshots_dir)))
+
+    async def health(self, op: api.Health) -> api.HealthReport:
+        return api.HealthReport(self.role, self.engine.capacity(), self.engine.stats())
+
+    async def close(self) -> None:
+        await self.engine.close()
+        self._trainer_thread.shutdown(wait=False, cancel_futures=True)
+        self.carrier.close()
+
+
+def build_app(cell: Cell) -> Starlette:
+    decode = msgspec.msgpack.Decoder(api.Order).decode
+    encode = msgspec.msgpack.Encoder().encode
+
+    async def operate(request: Request) -> Response:
+        if not bearer_matches(request, cell.spec.token):
+            return Response(status_code=401)
+        body = await request.body()
+        if len(body) > MAX_BODY_BYTES:
+            return Response(status_code=413)
+        try:
+            answer: api.Answer = await cell.handle(decode(body))
+        except QwenGyreError as error:
+            answer = api.Refused(type(error).__name__, str(error))
+        return Response(encode(answer), media_type="application/msgpack")
+
+    return Starlette(routes=[Route("/op", operate, methods=["POST"])])
+
+
+async def serve(spec: CellSpec) -> None:
+    from qwengyre.engines.server import EngineServer
+
+    exit_with_parent(asyncio.get_running_loop())
+    cell = Cell(spec)
+    engine_server = EngineServer(cell.engine, spec.token)
+    data = await engine_server.serve("tcp://127.0.0.1:0")
+    server = uvicorn.Server(
+        uvicorn.Config(build_app(cell), host="127.0.0.1", port=0, log_level="warning", lifespan="off", timeout_keep_alive=3600)
+    )
+    task = asyncio.create_task(server.serve(), name="control")
+    while not server.started and not task.done():
+        await asyncio.sleep(0.01)
+    if task.done():
+        await task
+    port = server.servers[0].sockets[0].getsockname()[1]
+    address = CellAddress(spec.cell, spec.epoch, f"http://127.0.0.1:{port}", data, os.getpid())
+    temporary = Path(spec.ready_file + ".tmp")
+    temporary.write_bytes(msgspec.json.encode(address))
+    temporary.rename(spec.ready_file)
+    log.info("cell_serves", extra={"cell": spec.cell, "epoch": spec.epoch})
+    try:
+        await task
+    finally:
+        await engine_server.close()
+        await cell.close()
+
+
+def main() -> None:
+    spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=CellSpec)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    import torch
+
+    torch.set_num_threads(spec.threads)
+    with suppress(KeyboardInterrupt):
+        asyncio.run(serve(spec))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The control API of a cell, as one table: each operation is a frozen Struct, its answer another.
+
+An operation is `POST /op` with a msgpack body; the answer is msgpack too. Every operation carries the epoch of the cell's
+process, so that an answer or an order that outlived a restart is refused. Order of use:
+
+    rollout:      UpdateWeights at every publish
+    to training:  EnterTraining, then per step: BeginStep, Compute*, Reduce (all members at once), Apply (core)
+    to rollout:   EnterRollout
+    core only:    Expose (before every step and publish), SaveCheckpoint, LoadCheckpoint, Audit
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from qwengyre.core.records import MicroStep
+from qwengyre.engines.api import Capacity, EngineStats
+from qwengyre.trainer.records import MicroStepStats, StepStats
+from qwengyre.transfer.api import Exposure
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """An operation that returns nothing but how long its phases took."""
+
+    phases_s: dict[str, float] = {}
+
+
+class ConnectMembers(msgspec.Struct, frozen=True, tag=True):
+    """Build the prefix groups 2..K of one membership epoch. All cells of `order` get this at the same time."""
+
+    membership_epoch: int
+    store_address: str
+    order: tuple[int, ...]
+
+
+class EnterTraining(msgspec.Struct, frozen=True, tag=True):
+    """Offload the engine, take the trainer's memory. Refused while a request runs."""
+
+
+class EnterRollout(msgspec.Struct, frozen=True, tag=True):
+    """Offload the trainer, restore the engine with the published weights."""
+
+    snapshot: Exposure
+    version: int
+
+
+class BeginStep(msgspec.Struct, frozen=True, tag=True):
+    """Join step `step`: zero the sums and, for a satellite, read the core's snapshot."""
+
+    step: int
+    snapshot: Exposure | None
+
+
+class Compute(msgspec.Struct, frozen=True, tag=True):
+    micro_step: MicroStep
+
+
+class Reduce(msgspec.Struct, frozen=True, tag=True):
+    """Sum the members' gradients to the core's scratch. The core's own sums stay as they were until `Apply`."""
+
+    step: int
+    num_members: int
+
+
+class Apply(msgspec.Struct, frozen=True, tag=True):
+    """All members have confirmed: divide once, clip, update. Core only."""
+
+    step: int
+    num_executions: int
+
+
+class ExposeSnapshot(msgspec.Struct, frozen=True, tag=True):
+    version: int
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
+    snapshot: Exposure
+    version: int
+
+
+class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """Weights, optimizer and the journal position, durable before the answer."""
+
+    directory: str
+    step: int
+    journal_position: int
+
+
+class LoadCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    directory: str
+
+
+class SaveSnapshot(msgspec.Struct, frozen=True, tag=True):
+    """Weights only, for the audit of log-probs."""
+
+    directory: str
+    version: int
+
+
+class Audit(msgspec.Struct, frozen=True, tag=True):
+    """Compare recorded log-probs with a trainer forward under each span's own version."""
+
+    micro_steps: tuple[MicroStep, ...]
+    snapshots_dir: str
+
+
+class AuditResult(msgspec.Struct, frozen=True, tag=True):
+    num_tokens: int
+    max_logprob_gap: float
+    mean_logprob_gap: float
+    worst_execution: str
+
+
+class Health(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class HealthReport(msgspec.Struct, frozen=True, tag=True):
+    role: str
+    capacity: Capacity
+    engine: EngineStats
+
+
+class Computed(msgspec.Struct, frozen=True, tag=True):
+    stats: MicroStepStats
+
+
+class Applied(msgspec.Struct, frozen=True, tag=True):
+    stats: StepStats
+
+
+class Exposed(msgspec.Struct, frozen=True, tag=True):
+    snapshot: Exposure
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The operation failed with a typed error; the process lives on."""
+
+    error: str
+    message: str
+
+
+Operation = (
+    ConnectMembers
+    | EnterTraining
+    | EnterRollout
+    | BeginStep
+    | Compute
+    | Reduce
+    | Apply
+    | ExposeSnapshot
+    | UpdateWeights
+    | SaveCheckpoint
+    | LoadCheckpoint
+    | SaveSnapshot
+    | Audit
+    | Health
+)
+Answer = Done | Computed | Applied | Exposed | AuditResult | HealthReport | Refused
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One operation for one life of the cell's process."""
+
+    epoch: int
+    operation: Operation

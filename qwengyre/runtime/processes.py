@@ -1,0 +1,102 @@
+"""The local launcher: supervised subprocesses that die with their parent and say when they serve.
+
+A child holds the read end of a pipe as its stdin; when the controller goes, however it goes, the pipe closes and the child exits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from qwengyre.core.errors import QwenGyreError
+
+
+class ProcessFailed(QwenGyreError):
+    """A process of ours did not come up, or ended by itself; the message carries the end of its log."""
+
+    def __init__(self, name: str, reason: str, log_path: Path) -> None:
+        self.name, self.reason, self.log_path = name, reason, log_path
+        super().__init__(f"{name}: {reason}; its log ({log_path}) ends with:\n{log_tail(log_path)}")
+
+
+def log_tail(path: Path, num_lines: int = 15) -> str:
+    if not path.exists():
+        return "  (no log)"
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 16_384))
+        lines = file.read().decode(errors="replace").splitlines()[-num_lines:]
+    return "\n".join(f"  {line}" for line in lines) or "  (empty)"
+
+
+class Supervised:
+    """One running child. `wait_exit` returns its exit code; `stop` ends it."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log_path: Path) -> None:
+        self.name, self.log_path = name, log_path
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait_exit(self) -> int:
+        return await self._process.wait()
+
+    async def stop(self, timeout_s: float = 5.0) -> None:
+        if self._process.returncode is not None:
+            return
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            await asyncio.wait_for(self._process.wait(), timeout_s)
+        except TimeoutError:
+            self.kill()
+            await self._process.wait()
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(self._process.pid, signal.SIGKILL)
+
+
+async def start_process(
+    name: str, module: str, argument: Path, log_path: Path, ready_file: Path, *, env: Mapping[str, str], timeout_s: float
+) -> Supervised:
+    """Start `python -m module argument` and wait until it writes `ready_file`. Raises ProcessFailed."""
+    ready_file.unlink(missing_ok=True)
+    with log_path.open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            module,
+            str(argument),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **env},
+            start_new_session=True,
+        )
+    child = Supervised(name, process, log_path)
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while not ready_file.exists():
+        if process.returncode is not None:
+            raise ProcessFailed(name, f"ended with exit code {process.returncode} before it served", log_path)
+        if asyncio.get_running_loop().time() > deadline:
+            child.kill()
+            raise ProcessFailed(name, f"did not serve within {timeout_s:g} s", log_path)
+        await asyncio.sleep(0.02)
+    return child
+
+
+def exit_with_parent(loop: asyncio.AbstractEventLoop) -> None:
+    """In the child: exit at once when the parent's end of stdin closes."""
+
+    def parent_gone() -> None:
+        if not os.read(0, 1024):
+            os._exit(0)
+
+    loop.add_reader(0, parent_gone)
