@@ -1,1 +1,1 @@
-"""One-sided transfers of weight snapshots and KV blocks. Every carrier passes tests/contract/test_transfer.py."""
+"""Snapshots and KV blocks between processes: expose, read one-sidedly, confirm, release. See docs/transfer.md."""
