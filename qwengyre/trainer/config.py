@@ -1,0 +1,74 @@
+"""The `[trainer]` table of a run file."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+ObjectiveName = Literal["gspo-capped", "gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp"]
+AggregationName = Literal["two-level", "token", "sequence", "constant"]
+
+
+class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    learning_rate: float = 1e-6
+    """AdamW step size."""
+    warmup_steps: int = 0
+    """Optimizer steps over which the learning rate rises linearly from 1/warmup_steps of it."""
+    beta1: float = 0.9
+    """Decay of the first moment."""
+    beta2: float = 0.95
+    """Decay of the second moment."""
+    adam_epsilon: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.0
+    """Decoupled, on matrices only (norm weights and biases are spared)."""
+    max_gradient_norm: float = 1.0
+    """The gradient is scaled down to this L2 norm, after the division by the number of executions."""
+    objective: ObjectiveName = "gspo-capped"
+    """Loss of a token. `gspo-capped` is this project's reading of the paper (docs/training.md)."""
+    aggregation: AggregationName = "two-level"
+    """How token losses become one number. `two-level`: mean in an execution, then over executions."""
+    clip_low: float = 0.005
+    """Sequence (GSPO) or token (GRPO, DAPO) importance ratios below 1 - clip_low are clipped when A < 0."""
+    clip_high: float = 0.005
+    """Ratios above 1 + clip_high are clipped when A > 0."""
+    token_weight_cap: float = 5.0
+    """Token importance weights between engine and trainer are truncated here."""
+    kl_coefficient: float = 0.0
+    """Weight of the KL estimate to the weights that the run started from. Executions with advantage 0 train when > 0."""
+    sequence_constant: float = 1024.0
+    """Divisor of a trajectory's token sum under `aggregation = "constant"` (Dr. GRPO)."""
+    max_row_tokens: int = 32768
+    """Most distinct tokens in one micro-step; a larger one is refused."""
+    chunk_tokens: int = 8192
+    """Rows longer than this run the two-pass backward in chunks of this many rows: same gradient, less memory."""
+    head_chunk_tokens: int = 1024
+    """Rows of logits that exist at once."""
+    merge_prompt_tokens: int = 32
+    """Executions of one micro-step that share at least this many leading tokens compute them once. 0 never merges."""
+    checkpoint_every: int = 1
+    """Optimizer steps between checkpoints."""
+    reduce_timeout_s: float = 30.0
+    """Deadline of one collective between cells."""
+    threads: int = 1
+    """CPU threads of the trainer."""
+
+    def __post_init__(self) -> None:
+        positive = ("learning_rate", "max_gradient_norm", "token_weight_cap", "sequence_constant", "reduce_timeout_s")
+        for name in positive:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be a positive number, not {value}")
+        for name in ("max_row_tokens", "chunk_tokens", "head_chunk_tokens", "checkpoint_every", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("warmup_steps", "weight_decay", "kl_coefficient", "clip_low", "clip_high", "merge_prompt_tokens"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        if self.clip_low >= 1:
+            raise ValueError(f"clip_low must be below 1, not {self.clip_low}")
