@@ -1,0 +1,87 @@
+"""Write a config as TOML that loads back to the same config, and the help text of every key."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import NODEFAULT
+
+from qwengyre.config.shape import keys
+
+
+def dump_toml(config: msgspec.Struct) -> str:
+    """The config as resolved, every key written out. Keys that are None are left out: absent means None in TOML.
+
+    Round trip: `loads(dump_toml(config), type(config)) == config`.
+    """
+    return "\n".join(_table(msgspec.to_builtins(config, enc_hook=_encode), ())).strip() + "\n"
+
+
+def explain(struct: type[msgspec.Struct], only: str = "") -> str:
+    """A commented TOML template with every key of `struct`: docstring, type, default. `only` keeps one table."""
+    lines: list[str] = []
+    table: tuple[str, ...] = ()
+    for key in keys(struct):
+        if only and only not in (key.path[0], ".".join(key.path), ".".join(key.path[:-1])):
+            continue
+        if key.path[:-1] != table:
+            table = key.path[:-1]
+            lines.append(f"\n[{'.'.join(table)}]")
+        lines.extend(textwrap.wrap(f"{key.doc} ({key.kind})".strip(), 110, initial_indent="# ", subsequent_indent="# "))
+        default = msgspec.to_builtins(key.default, enc_hook=_encode) if key.default is not NODEFAULT else NODEFAULT
+        if default is NODEFAULT:
+            lines.append(f"# {key.path[-1]} =            must be given")
+        else:
+            lines.append(f"# {key.path[-1]} = {'(nothing)' if default is None else _value(default)}")
+    return "\n".join(lines).strip() + "\n"
+
+
+def _table(table: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    for name, value in table.items():
+        if value is not None and not isinstance(value, dict):
+            yield f"{_key(name)} = {_value(value)}"
+    for name, value in table.items():
+        if isinstance(value, dict):
+            inner = (*path, name)
+            yield f"\n[{'.'.join(_key(part) for part in inner)}]"
+            yield from _table(value, inner)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+
+
+def _value(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case float() if not math.isfinite(value):
+            return repr(value)
+        case int() | float():
+            return repr(value)
+        case str():
+            return _string(value)
+        case list() | tuple():
+            return "[" + ", ".join(_value(item) for item in value) + "]"
+        case dict():
+            inner = ", ".join(f"{_key(name)} = {_value(item)}" for name, item in value.items() if item is not None)
+            return "{ " + inner + " }" if inner else "{}"
+    raise TypeError(f"{type(value).__name__} cannot stand in TOML")
+
+
+def _string(value: str) -> str:
+    """A basic string; JSON escapes are TOML escapes, but for DEL and characters beyond the BMP, which stay as they are."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _encode(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"no TOML for {type(value).__name__}")
