@@ -5,7 +5,9 @@
     ├── IllegalTransition      a state machine was told something its table lacks
     ├── InvariantViolated      our own bug: a rule of docs/scheduler.md does not hold after an event
     ├── RecordError            token records that disagree with themselves
-    │   └── TokenCountMismatch
+    │   ├── TokenCountMismatch
+    │   ├── CallOutOfOrder     events of one call that contradict each other, or a base that does not exist
+    │   └── MixedTemperatures
     ├── JournalError           a journal that cannot be read or written
     │   ├── JournalCorrupt
     │   ├── JournalFull
@@ -66,6 +68,21 @@ class TokenCountMismatch(RecordError):
     def __init__(self, call_id: str, *, num_tokens: int, num_logprobs: int):
         self.call_id, self.num_tokens, self.num_logprobs = call_id, num_tokens, num_logprobs
         super().__init__(f"call {call_id}: {num_tokens} tokens but {num_logprobs} log-probs")
+
+
+class CallOutOfOrder(RecordError):
+    def __init__(self, call_id: str, reason: str):
+        self.call_id, self.reason = call_id, reason
+        super().__init__(f"call {call_id}: {reason}")
+
+
+class MixedTemperatures(RecordError):
+    def __init__(self, execution: str, temperatures: tuple[float, ...]):
+        self.execution, self.temperatures = execution, temperatures
+        super().__init__(
+            f"{execution}: trainable calls were sampled at temperatures {', '.join(map(str, temperatures))}; "
+            "one execution is trained at one temperature: fix it in the run, not per call"
+        )
 
 
 class JournalError(QwenGyreError):

@@ -29,6 +29,8 @@ class RoleHints(msgspec.Struct, frozen=True, omit_defaults=True):
     """Names of the harness rules whose text marker this request contains."""
     quotes: CallId | None = None
     """An earlier call whose output reappears in the head of this fresh context (that call was a summary)."""
+    replays: CallId | None = None
+    """The latest earlier call whose answer stands as an assistant message here, though no prefix is shared with its row."""
 
 
 class BranchCause(Enum):
