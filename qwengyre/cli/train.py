@@ -1,0 +1,43 @@
+"""`qwengyre train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qwengyre.config.dump import dump_toml
+from qwengyre.config.run import load_run
+from qwengyre.core.errors import ConfigError
+from qwengyre.telemetry.folder import RunFolder
+
+
+def train(
+    run_file: Annotated[
+        Path | None, typer.Argument(metavar="RUN.toml", help="The run file; `qwengyre config explain` lists its keys.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder, after any kind of stop.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. scheduler.phi=2.")
+    ] = None,
+    runs_dir: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
+) -> None:
+    """Train an agent: dispatch tasks to a harness, learn from what it did.
+
+    The run folder gets the config as resolved, journals, metrics, checkpoints, summary.json and report.html.
+    """
+    if (run_file is None) == (resume is None):
+        raise ConfigError("give either a run file or --resume RUN", file="qwengyre train")
+    if resume is not None:
+        folder = RunFolder.open(resume)
+        config = load_run(folder.config, overrides or [])
+    else:
+        config = load_run(run_file, overrides or [])  # type: ignore[arg-type]
+        folder = RunFolder.create(runs_dir, config.runtime.name, dump_toml(config))
+
+    from qwengyre.runtime.train import train as run  # imports the runtime, only once the input is known to be good
+
+    run(config, folder, resume=resume is not None)

@@ -1,0 +1,71 @@
+"""The run folder: where everything of one run lies. Only this module knows the names."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from qwengyre.core.errors import ConfigError
+
+
+class RunFolder:
+    """Paths of one run.
+
+    config.toml             the config as resolved
+    journal/                controller.log, gateway.log: the durable truth
+    metrics.jsonl           one record a line (telemetry/records.py)
+    tensorboard/            the same numbers as event files
+    checkpoints/            weights and optimizer, with the journal position
+    snapshots/              weights of every version, for the audit of log-probs
+    workspaces/             workspaces of failed executions
+    logs/                   what each process printed
+    summary.json            the outcome in numbers, rewritten at every step
+    report.html             the outcome in pictures, needs no other file
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.config = self.path / "config.toml"
+        self.journal = self.path / "journal"
+        self.controller_journal = self.journal / "controller.log"
+        self.gateway_journal = self.journal / "gateway.log"
+        self.metrics = self.path / "metrics.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.checkpoints = self.path / "checkpoints"
+        self.snapshots = self.path / "snapshots"
+        self.workspaces = self.path / "workspaces"
+        self.logs = self.path / "logs"
+        self.summary = self.path / "summary.json"
+        self.report = self.path / "report.html"
+
+    @classmethod
+    def create(cls, runs_dir: str | Path, name: str, config_toml: str) -> RunFolder:
+        """A new folder `runs_dir/NAME-DATE-TIME` with the config in it. Raises ConfigError if it cannot be made."""
+        stem = f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name) or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+        for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
+            folder = cls(Path(runs_dir) / f"{stem}{suffix}")
+            try:
+                folder.path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot make the run folder ({error.strerror}); choose another with --runs-dir", file=str(folder.path)
+                ) from error
+            for inner in (folder.journal, folder.checkpoints, folder.snapshots, folder.workspaces, folder.logs):
+                inner.mkdir()
+            folder.config.write_text(config_toml, encoding="utf-8")
+            return folder
+        raise ConfigError("a hundred runs started in this second; try again", file=str(runs_dir))
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """The folder of an existing run. Raises ConfigError when `path` is none, naming runs that lie beside it."""
+        folder = cls(path)
+        if folder.config.is_file():
+            return folder
+        parent = folder.path if folder.path.is_dir() else folder.path.parent
+        runs = sorted(config.parent.name for config in parent.glob("*/config.toml"))[-3:]
+        hint = f"; there are: {', '.join(str(parent / run) for run in runs)}" if runs else ""
+        raise ConfigError(f"not the folder of a run: no config.toml in it{hint}", file=str(path))

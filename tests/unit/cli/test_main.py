@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from qwengyre.cli import main as cli
+from qwengyre.core.errors import ConfigError
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(cli.application(list(arguments)), list(arguments))
+
+
+def program(monkeypatch: pytest.MonkeyPatch, function) -> None:
+    monkeypatch.setattr(cli, "_load", lambda target: function)
+
+
+def test_help_lists_every_command_and_imports_none_of_them():
+    code = "import sys; from qwengyre.cli.main import main; sys.argv = ['qwengyre', '--help']\ntry: main()\nexcept SystemExit: pass\n"
+    code += "print([m for m in sys.modules if m in ('torch', 'numpy', 'transformers') or m.startswith('qwengyre.runtime')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert all(name in done.stdout for name in cli.COMMANDS)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_an_error_of_the_user_is_one_line_on_stderr_and_exit_code_2(monkeypatch: pytest.MonkeyPatch):
+    def train() -> None:
+        raise ConfigError("no such key. Did you mean scheduler.phi?", file="run.toml", line=3, key="scheduler.phj")
+
+    program(monkeypatch, train)
+    result = run("train")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "error: run.toml:3: scheduler.phj: no such key. Did you mean scheduler.phi?\n"
+
+
+def test_errors_out_of_a_task_group_are_opened(monkeypatch: pytest.MonkeyPatch):
+    def train() -> None:
+        raise ExceptionGroup("tasks", [ConfigError("port 80 is taken"), ExceptionGroup("inner", [ConfigError("disk full")])])
+
+    program(monkeypatch, train)
+    assert run("train").stderr.splitlines() == ["error: port 80 is taken", "error: disk full"]
+
+
+def test_a_bug_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch):
+    def train() -> None:
+        raise ExceptionGroup("tasks", [ConfigError("port 80 is taken"), KeyError("bug")])
+
+    program(monkeypatch, train)
+    assert isinstance(run("train").exception, ExceptionGroup)
+
+
+def test_debug_keeps_the_traceback_of_a_user_error(monkeypatch: pytest.MonkeyPatch):
+    def train() -> None:
+        raise ConfigError("wrong")
+
+    program(monkeypatch, train)
+    assert isinstance(run("--debug", "train").exception, ConfigError)
+
+
+def test_ctrl_c_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch):
+    def train() -> None:
+        raise KeyboardInterrupt
+
+    program(monkeypatch, train)
+    result = run("train")
+    assert (result.exit_code, result.stderr) == (130, "stopped\n")
+
+
+def test_a_group_finds_its_commands(monkeypatch: pytest.MonkeyPatch):
+    def check(folder: str) -> None:
+        typer.echo(f"checked {folder}")
+
+    targets = {"qwengyre.cli.tasks:COMMANDS": {"check": ("somewhere:check", "Check."), "other": ("somewhere:other", "Other.")}}
+    monkeypatch.setattr(cli, "_load", lambda target: targets.get(target, check))
+    assert run("tasks", "check", "x").stdout == "checked x\n"
+
+
+def test_a_misspelt_command_names_the_nearest():
+    result = run("trian")
+    assert result.exit_code == 2
+    assert "Did you mean 'train'" in result.stderr
+
+
+def test_config_check_prints_the_config_as_resolved(tmp_path: Path):
+    path = tmp_path / "run.toml"
+    path.write_text("[trainer]\nbeta1 = 0.5\n")
+    result = run("config", "check", str(path), "--set", "trainer.beta2=0.6")
+    assert "beta1 = 0.5\nbeta2 = 0.6\n" in result.stdout
+
+
+def test_config_explain_of_an_unknown_table_lists_the_tables():
+    assert "trainer" in run("config", "explain", "nothing").stderr
+
+
+def test_train_wants_a_run_file_or_a_run_to_resume():
+    assert "give either a run file or --resume RUN" in run("train").stderr
+
+
+def test_train_does_not_resume_what_is_no_run(tmp_path: Path):
+    assert "not the folder of a run" in run("train", "--resume", str(tmp_path)).stderr
