@@ -1,0 +1,43 @@
+# Everything starts here: `make quickstart` trains an agent, `make test` runs the tests. Both set up first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+RUN_ARGS ?=
+
+.PHONY: quickstart setup test lint test-harnesses test-faults benches bubblewrap clean help
+
+help:  ## Show this list.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
+
+quickstart: setup  ## Train a small agent on this machine in minutes; RUN_ARGS="--set runtime.seed=1" changes keys.
+	$(BIN)/qwengyre train recipes/quickstart.toml $(RUN_ARGS)
+
+setup: $(INSTALLED) bubblewrap  ## Make the virtual environment and install everything in it.
+
+test: setup  ## Run the tests.
+	$(BIN)/python -m pytest
+
+lint: setup  ## Check style.
+	$(BIN)/python -m pip install --quiet -c constraints.txt ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --line-length 130 .
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "QwenGyre needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	@touch $@
+
+bubblewrap:
+	@command -v bwrap >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing bubblewrap, which isolates harnesses"; \
+	  apt-get install -qq -y bubblewrap >/dev/null || { apt-get update -qq && apt-get install -qq -y bubblewrap >/dev/null; }; \
+	else \
+	  echo "bubblewrap is missing: it isolates harnesses. Install the package 'bubblewrap' (Debian: sudo apt-get install bubblewrap)," >&2; \
+	  echo "or set isolation = \"none\" in the run file to run harnesses without isolation." >&2; exit 1; \
+	fi
+
+clean:  ## Remove the virtual environment and caches; runs stay.
+	rm -rf $(VENV) .pytest_cache .hypothesis .ruff_cache
