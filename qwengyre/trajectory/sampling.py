@@ -1,0 +1,62 @@
+"""Bounded, role-prioritized, deduplicating sampling of trajectories (arXiv 2609.33848, trajectory processor)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from qwengyre.core.arrays import FLAG, LOGPROB, TOKEN, VERSION, pack
+from qwengyre.core.ids import CallId
+from qwengyre.core.records import ROLE_PRIORITY, Role, Trajectory
+from qwengyre.trajectory.paths import CandidatePath, candidate_paths, num_targets, target_T
+from qwengyre.trajectory.tree import TrajectoryTree
+
+
+def sample_trajectories(
+    tree: TrajectoryTree, roles: Mapping[CallId, Role], *, j_max: int | None, rng: np.random.Generator
+) -> tuple[Trajectory, ...]:
+    """Draw paths until no trainable token is left or `j_max` are taken (None: no cap).
+
+    Each time: from the best class of `ROLE_PRIORITY` that still has unmasked trainable tokens, draw a path with probability proportional
+    to its unmasked trainable tokens, then mask all of it. Every trainable token is thus trained at most once, and exactly
+    once without a cap.
+    """
+    targets = num_targets(tree, roles)
+    paths = candidate_paths(tree, roles)
+    masked: set[int] = set()
+    chosen: list[Trajectory] = []
+    while j_max is None or len(chosen) < j_max:
+        unmasked = [_num_unmasked(path, targets, masked) for path in paths]
+        drawn = _draw(paths, unmasked, rng)
+        if drawn is None:
+            break
+        chosen.append(_trajectory(tree, drawn, roles, masked))
+        masked.update(part.node for part in drawn.segments)
+    return tuple(chosen)
+
+
+def _num_unmasked(path: CandidatePath, targets: list[int], masked: set[int]) -> int:
+    """Whole nodes count, the last one too: a path ends behind its last trainable token."""
+    return sum(targets[part.node] for part in path.segments if part.node not in masked)
+
+
+def _draw(paths: list[CandidatePath], unmasked: list[int], rng: np.random.Generator) -> CandidatePath | None:
+    for role in ROLE_PRIORITY:
+        of_class = [index for index, path in enumerate(paths) if path.role is role and unmasked[index]]
+        if of_class:
+            bounds = np.cumsum([unmasked[index] for index in of_class])
+            return paths[of_class[int(np.searchsorted(bounds, rng.integers(bounds[-1]), side="right"))]]
+    return None
+
+
+def _trajectory(tree: TrajectoryTree, path: CandidatePath, roles: Mapping[CallId, Role], masked: set[int]) -> Trajectory:
+    logprob_T, version_T = tree.behavior_T(path.segments)
+    return Trajectory(
+        role=path.role,
+        segments=path.segments,
+        token_ids_T=pack(tree.token_ids_T(path.segments), TOKEN),
+        trainable_T=pack(target_T(tree, path.segments, roles, masked), FLAG),
+        logprob_T=pack(logprob_T, LOGPROB),
+        version_T=pack(version_T, VERSION),
+    )

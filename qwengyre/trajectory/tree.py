@@ -1,0 +1,282 @@
+"""The compact token tree of one execution. Legend: `T` tokens of one node, row or path.
+
+A node is a maximal run of tokens that no row leaves; it splits where rows diverge. Every token knows where it comes from: a span
+names the call that brought it, whether that call sampled it, and whether it may be trained. A sampled token stands in the tree
+once, however many rows pass through it; what a harness invented is context and never trainable.
+
+Nodes are numbered depth first, siblings by content, so the tree does not depend on how concurrent calls interleaved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+import msgspec
+import numpy as np
+
+from qwengyre.core.arrays import LOGPROB, TOKEN, VERSION
+from qwengyre.core.errors import CallOutOfOrder, InvariantViolated
+from qwengyre.core.ids import CallId
+from qwengyre.core.records import CONTEXT_VERSION, PathSegment
+from qwengyre.trajectory.calls import CallLog, RecordedCall
+from qwengyre.trajectory.radix import Run, grow
+from qwengyre.trajectory.records import BranchCause, CallEvent
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Consecutive tokens of a node with one origin: `start` to `stop`, counted from the node's first token."""
+
+    start: int
+    stop: int
+    call: CallId
+    """The call that brought these tokens first."""
+    first_sampled: int
+    """Index of the first of them among the call's sampled tokens; -1 for context."""
+    trainable: bool
+    """Sampled, at T > 0 and without grammar, and the client got the answer or went on from it."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.first_sampled >= 0
+
+
+class TreeNode(msgspec.Struct, frozen=True):
+    node: int
+    parent: int
+    """-1 for a node that hangs from the root."""
+    depth: int
+    """Tokens before this node on its path."""
+    key: str
+    """Identity by content: tokens and provenance from the root on, 16 hex digits. Equal trees have equal keys."""
+    cause: BranchCause
+    token_ids: np.ndarray
+    """int32 (T,)"""
+    spans: tuple[Span, ...]
+    children: tuple[int, ...]
+    ends: tuple[tuple[int, CallId], ...]
+    """(tokens of this node, call) of every row that ends in it."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_trainable(self) -> int:
+        return sum(span.num_tokens for span in self.spans if span.trainable)
+
+
+class TrajectoryTree:
+    """Grows as events arrive; nodes are derived when asked for and kept until the next event.
+
+    >>> TrajectoryTree.build([]).nodes
+    ()
+    """
+
+    def __init__(self) -> None:
+        self._log = CallLog()
+        self._nodes: tuple[TreeNode, ...] | None = None
+        self._ends: dict[CallId, tuple[int, int]] | None = None
+        self._calls: dict[CallId, RecordedCall] = {}
+        self._empty_rows: list[CallId] = []
+        self._left_out: list[CallId] = []
+
+    @classmethod
+    def build(cls, events: Iterable[CallEvent]) -> TrajectoryTree:
+        tree = cls()
+        for event in events:
+            tree.apply(event)
+        return tree
+
+    def apply(self, event: CallEvent) -> None:
+        """Take one event, in any interleaving of the calls. Raises RecordError when a call contradicts itself."""
+        self._log.apply(event)
+        self._nodes = self._ends = None
+
+    @property
+    def nodes(self) -> tuple[TreeNode, ...]:
+        """All nodes, parents before children: `nodes[i].node == i`."""
+        if self._nodes is None:
+            self._calls = self._log.started
+            runs, self._empty_rows, self._left_out = grow(self._calls)
+            self._nodes = _number(runs)
+        return self._nodes
+
+    @property
+    def calls(self) -> dict[CallId, RecordedCall]:
+        """Calls in the order in which they reached the gateway."""
+        return self._calls if self._nodes is not None else self._log.started
+
+    @property
+    def num_distinct_tokens(self) -> int:
+        return sum(node.num_tokens for node in self.nodes)
+
+    @property
+    def roots(self) -> tuple[int, ...]:
+        return tuple(node.node for node in self.nodes if node.parent < 0)
+
+    def segments_to(self, node: int, num_tokens: int) -> tuple[PathSegment, ...]:
+        """The path from the root to the `num_tokens`-th token of `node`."""
+        segments = [PathSegment(node, num_tokens)]
+        while (node := self.nodes[node].parent) >= 0:
+            segments.append(PathSegment(node, self.nodes[node].num_tokens))
+        return tuple(reversed(segments))
+
+    def row(self, call: CallId) -> tuple[PathSegment, ...]:
+        """The whole row of `call`, prompt and answer; empty if it has no tokens. Raises KeyError for an unknown call."""
+        nodes = self.nodes
+        if self._ends is None:
+            self._ends = {call: (node.node, num_tokens) for node in nodes for num_tokens, call in node.ends}
+        if call in self._empty_rows:
+            return ()
+        return self.segments_to(*self._ends[call])
+
+    def token_ids_T(self, segments: Iterable[PathSegment]) -> np.ndarray:
+        """int32 tokens of a path."""
+        return np.concatenate([np.empty(0, TOKEN), *(self.nodes[part.node].token_ids[: part.num_tokens] for part in segments)])
+
+    def spans_of(self, segments: Iterable[PathSegment]) -> Iterable[tuple[int, Span]]:
+        """(position of its first token on the path, span) of every span on a path, the last one cut to the path."""
+        position = 0
+        for part in segments:
+            for span in self.nodes[part.node].spans:
+                if span.start < part.num_tokens:
+                    cut = span if span.stop <= part.num_tokens else msgspec.structs.replace(span, stop=part.num_tokens)
+                    yield position + span.start, cut
+            position += part.num_tokens
+
+    def behavior_T(self, segments: tuple[PathSegment, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """(float32 recorded log-prob, int32 policy version) of a path's tokens: 0 and CONTEXT_VERSION where not sampled."""
+        num_tokens = sum(part.num_tokens for part in segments)
+        logprob_T, version_T = np.zeros(num_tokens, LOGPROB), np.full(num_tokens, CONTEXT_VERSION, VERSION)
+        for position, span in self.spans_of(segments):
+            if span.is_sampled:
+                here = slice(position, position + span.num_tokens)
+                source = slice(span.first_sampled, span.first_sampled + span.num_tokens)
+                logprob_T[here], version_T[here] = (
+                    self.calls[span.call].logprob_S[source],
+                    self.calls[span.call].version_S[source],
+                )
+        return logprob_T, version_T
+
+    def validate(self, *, final: bool = True) -> None:
+        """Check the rules atop this file. `final` also demands that no call waits for its base.
+
+        Raises CallOutOfOrder for records that do not join, InvariantViolated for a bug of ours.
+        """
+        nodes = self.nodes
+        if final and (self._left_out or self._log.unstarted):
+            call = (self._left_out + self._log.unstarted)[0]
+            raise CallOutOfOrder(call, "its start, its base or the tokens it shares with its base were never recorded")
+        sampled: dict[CallId, list[tuple[int, int]]] = {}
+        for node in nodes:
+            _validate_node(node, nodes)
+            for span in node.spans:
+                if span.is_sampled:
+                    sampled.setdefault(span.call, []).append((span.first_sampled, span.num_tokens))
+        for call in self._calls.values():
+            if call.call in self._left_out:
+                continue
+            stop = 0
+            for first, num_tokens in sorted(sampled.get(call.call, ())):
+                if first != stop:
+                    raise InvariantViolated("every sampled token stands once", f"{call.call}: token {stop} at {first}")
+                stop += num_tokens
+            if stop != call.num_sampled:
+                raise InvariantViolated("every sampled token stands once", f"{call.call}: {stop} of {call.num_sampled} tokens")
+
+
+def _validate_node(node: TreeNode, nodes: tuple[TreeNode, ...]) -> None:
+    stop = 0
+    for span in node.spans:
+        if span.start != stop or span.stop <= span.start or (span.trainable and not span.is_sampled):
+            raise InvariantViolated("spans cover a node", f"node {node.node}: {span}")
+        stop = span.stop
+    if stop != node.num_tokens or not stop:
+        raise InvariantViolated("spans cover a node", f"node {node.node} has {node.num_tokens} tokens, spans {stop}")
+    if len(node.children) == 1 or (not node.children and (stop, "") > max(node.ends, default=(0, ""))):
+        raise InvariantViolated("a node is a maximal run", f"node {node.node} has {len(node.children)} children")
+    for child in node.children:
+        if nodes[child].parent != node.node or nodes[child].depth != node.depth + node.num_tokens:
+            raise InvariantViolated("children begin where their parent ends", f"node {child}")
+
+
+def _spans(run: Run) -> list[Span]:
+    """Join pieces of one origin, cut where an unanswered call stops being extended."""
+    spans: list[Span] = []
+    start = 0
+    for strand, first, num_tokens in run.pieces:
+        call, is_sampled = strand.call, first >= strand.sampled_from
+        may_train = is_sampled and call.started.trainable and call.started.temperature > 0
+        trainable = may_train and (call.is_answered or first + num_tokens <= strand.extended_to)
+        first_sampled = first - strand.sampled_from if is_sampled else -1
+        last = spans[-1] if spans else None
+        if last and (last.call, last.trainable, last.is_sampled) == (call.call, trainable, is_sampled):
+            spans[-1] = msgspec.structs.replace(last, stop=last.stop + num_tokens)
+        else:
+            spans.append(Span(start, start + num_tokens, call.call, first_sampled, trainable))
+        start += num_tokens
+    return spans
+
+
+def _digests(runs: list[Run], spans: dict[int, list[Span]], token_ids: dict[int, np.ndarray]) -> dict[int, bytes]:
+    """Digest of every run's whole subtree, children first (`runs` has parents first)."""
+    digests: dict[int, bytes] = {}
+    for run in reversed(runs):
+        digest = blake2b(token_ids[id(run)].tobytes(), digest_size=16)
+        for piece in run.pieces:
+            call, first = piece.strand.call, piece.first - piece.strand.sampled_from
+            if first >= 0:
+                digest.update(call.logprob_S[first : first + piece.num_tokens].tobytes())
+                digest.update(call.version_S[first : first + piece.num_tokens].tobytes())
+        digest.update(repr([(span.start, span.is_sampled, span.trainable) for span in spans[id(run)]]).encode())
+        digest.update(b"".join(sorted(digests[id(child)] for child in run.children)))
+        digests[id(run)] = digest.digest()
+    return digests
+
+
+def _number(runs: list[Run]) -> tuple[TreeNode, ...]:
+    """Number runs depth first, siblings by content; without recursion, since chains of calls may be long."""
+    spans = {id(run): _spans(run) for run in runs}
+    token_ids = {id(run): _token_ids(run) for run in runs}
+    digests = _digests(runs, spans, token_ids)
+
+    def content(run: Run) -> tuple[int, bytes, tuple[float, int, str]]:
+        return int(token_ids[id(run)][0]), digests[id(run)], min(piece.strand.order for piece in run.pieces)
+
+    todo = sorted((run for run in runs if run.parent is None), key=content, reverse=True)
+    order: list[Run] = []
+    while todo:
+        order.append(run := todo.pop())
+        todo += sorted(run.children, key=content, reverse=True)
+    number = {id(run): node for node, run in enumerate(order)}
+    nodes: list[TreeNode] = []
+    for node, run in enumerate(order):
+        parent = nodes[number[id(run.parent)]] if run.parent is not None else None
+        provenance = repr([(span.start, span.is_sampled) for span in spans[id(run)]])
+        above = parent.key if parent else ""
+        key = blake2b(above.encode() + token_ids[id(run)].tobytes() + provenance.encode(), digest_size=8).hexdigest()
+        born = sorted((strand for strand in run.born), key=lambda strand: strand.order)
+        nodes.append(
+            TreeNode(
+                node=node,
+                parent=parent.node if parent else -1,
+                depth=parent.depth + parent.num_tokens if parent else 0,
+                key=key,
+                cause=born[0].call.started.cause if born else (BranchCause.DIVERGES if parent else BranchCause.ROOT),
+                token_ids=token_ids[id(run)],
+                spans=tuple(spans[id(run)]),
+                children=tuple(sorted(number[id(child)] for child in run.children)),
+                ends=tuple(sorted(run.ends)),
+            )
+        )
+    return tuple(nodes)
+
+
+def _token_ids(run: Run) -> np.ndarray:
+    parts = [piece.strand.own_ids[piece.first : piece.first + piece.num_tokens] for piece in run.pieces]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
