@@ -1,0 +1,90 @@
+"""The `[harness]` table of a run file."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+PLACEHOLDERS = ("{instruction}", "{instruction_file}", "{workspace}", "{model}")
+"""What `command` may contain; each is replaced inside any argument."""
+
+
+class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one execution, and each run of its evaluator, may use."""
+
+    memory_mb: int = 1024
+    """Resident memory: of all processes together where cgroups are writable, else writable data of each process."""
+    processes: int = 128
+    """Processes and threads alive at once."""
+    disk_mb: int = 256
+    """Size of the workspace, and of any one file. Over it the harness is killed and the workspace is scored as it is."""
+    files: int = 20_000
+    """Files and folders in the workspace."""
+    scratch_mb: int = 128
+    """Size of /tmp (where HOME is) and of /dev/shm, each in memory. Bubblewrap only."""
+    open_files: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+
+
+class HarnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which program is the agent, and how it is run and scored."""
+
+    command: tuple[str, ...]
+    """The harness as a command line, without a shell. Placeholders: {instruction} its text, {instruction_file} a read-only
+    file, {workspace} the working folder, {model} the model's name."""
+    stdin: bool = False
+    """Give the instruction on standard input (else it is empty)."""
+    env: dict[str, str] = {}
+    """More environment variables for the harness. The gateway's address and key cannot be replaced here."""
+    isolation: Literal["bwrap", "none"] = "bwrap"
+    """`bwrap`: own workspace, the rest hidden or read-only, no network but the gateway. `none`: trusted harnesses only."""
+    readable: tuple[str, ...] = ()
+    """More absolute paths of this machine that a harness and its evaluator may read, each where it is."""
+    warm_start: bool = False
+    """Fork harnesses from a process that has imported them already: `command` must be `python -m MODULE ...`. The module may
+    define `preload()`, called once; it must leave no thread behind."""
+    warm_modules: tuple[str, ...] = ()
+    """More modules to import once, before the first execution."""
+    timeout_s: float | None = None
+    """Replaces `[agent] timeout_sec` of every task. At the timeout the workspace is scored as it is."""
+    overall_timeout_s: float = 3600.0
+    """Harness and evaluation together. At this timeout the execution is dropped."""
+    verifier_timeout_s: float | None = None
+    """Replaces `[verifier] timeout_sec` of every task."""
+    evaluator_tries: int = 3
+    """How often a failing evaluator (no score, not a score of 0) is run before the execution is dropped."""
+    keep_failed: int = 20
+    """How many workspaces of failed executions are kept in the run folder."""
+    limits: LimitsConfig = LimitsConfig()
+    """Memory, processes and disk of one execution."""
+
+    def __post_init__(self) -> None:
+        if not self.command or not self.command[0]:
+            raise ValueError('command must not be empty: command = ["my-agent", "{instruction}"]')
+        if any("\0" in part for part in self.command):
+            raise ValueError("command holds a NUL byte")
+        if relative := [path for path in self.readable if not path.startswith("/")]:
+            raise ValueError(f"readable: {relative[0]} is not an absolute path")
+        if self.warm_modules and not self.warm_start:
+            raise ValueError("warm_modules needs warm_start = true")
+        if self.warm_start and self.module is None:
+            raise ValueError('warm_start needs command = ["python", "-m", "MODULE", ...]')
+        for name in ("timeout_s", "overall_timeout_s", "verifier_timeout_s"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be above 0 and finite")
+        if self.evaluator_tries < 1 or self.keep_failed < 0:
+            raise ValueError("evaluator_tries must be at least 1 and keep_failed at least 0")
+
+    @property
+    def module(self) -> str | None:
+        """MODULE of a command `python -m MODULE ...`, else None."""
+        program = self.command[0].rsplit("/", 1)[-1]
+        is_module = len(self.command) >= 3 and program.startswith("python") and self.command[1] == "-m"
+        return self.command[2] if is_module else None

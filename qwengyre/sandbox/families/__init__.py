@@ -1,0 +1,1 @@
+"""Deterministic families of tasks, written as folders in the Harbor format."""

@@ -1,0 +1,124 @@
+"""What one harness is given: its command, its environment, its files. The same for a cold and a warm start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from qwengyre.core.errors import SandboxError
+from qwengyre.sandbox.host import SandboxHost
+from qwengyre.sandbox.isolation import INSTRUCTION, RELAY_PORT, WORKSPACE
+from qwengyre.sandbox.task import Task
+
+PATIENCE: Final = {
+    "API_TIMEOUT_MS": "3600000",
+    "API_FORCE_IDLE_TIMEOUT": "0",
+    "CLAUDE_STREAM_IDLE_TIMEOUT_MS": "1800000",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_TELEMETRY": "1",
+}
+"""Keeps real harnesses waiting while their calls are held in a role change, and off the network otherwise."""
+
+
+class Gateway(msgspec.Struct, frozen=True):
+    """Where harnesses reach the gateway. No control address: a harness must not learn one."""
+
+    socket: str
+    """Path of the Unix socket of the harness listener; mounted into sandboxes."""
+    url: str = ""
+    """`http://127.0.0.1:PORT` of the same listener over TCP; used only with `isolation = "none"`."""
+
+
+class ExecutionSpec(msgspec.Struct, frozen=True):
+    """One execution to run. An execution that is dispatched again has the same id and the next attempt."""
+
+    execution: str
+    task: Task
+    key: str
+    """The execution's own secret key at the gateway."""
+    base_path: str = ""
+    """The execution's own path at the gateway, such as `/x/e000012-3`; the endpoints are below it (`/v1/...`)."""
+    model: str = "policy"
+    attempt: int = 0
+
+    def __repr__(self) -> str:
+        return f"ExecutionSpec({self.execution}.{self.attempt}, task={self.task.name})"
+
+
+class HarnessFiles(msgspec.Struct, frozen=True):
+    """Host paths of one execution. Only `workspace` and `instruction` are ever mounted into its sandbox."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: Path, instruction: str) -> HarnessFiles:
+        folder.mkdir(parents=True)
+        (folder / "instruction.md").write_text(instruction, encoding="utf-8")
+        return cls(folder)
+
+    @property
+    def workspace(self) -> Path:
+        return self.folder / "workspace"
+
+    @property
+    def instruction(self) -> Path:
+        return self.folder / "instruction.md"
+
+    @property
+    def log(self) -> Path:
+        """Standard output and error of the harness."""
+        return self.folder / "harness.log"
+
+
+class HarnessProcess(Protocol):
+    """A running harness and everything that it started."""
+
+    async def wait(self, timeout_s: float | None = None) -> int | None:
+        """Exit code of the harness (128 + signal when killed), None at the timeout."""
+
+    async def kill(self) -> int:
+        """Kill everything in the sandbox and return once it is gone. Safe at any time, and after its end."""
+
+
+def harness_command(host: SandboxHost, spec: ExecutionSpec, files: HarnessFiles) -> list[str]:
+    """The configured command with its placeholders replaced."""
+    values = {
+        "{instruction}": spec.task.instruction,
+        "{instruction_file}": INSTRUCTION if host.isolated else str(files.instruction),
+        "{workspace}": WORKSPACE if host.isolated else str(files.workspace),
+        "{model}": spec.model,
+    }
+    return [_fill(part, values) for part in host.config.command]
+
+
+def _fill(part: str, values: dict[str, str]) -> str:
+    """Replace placeholders once, left to right: text that was put in is not searched again."""
+    pieces, rest = [], part
+    while True:
+        found = [(rest.find(name), name) for name in values if name in rest]
+        if not found:
+            return "".join([*pieces, rest])
+        start, name = min(found)
+        pieces += [rest[:start], values[name]]
+        rest = rest[start + len(name) :]
+
+
+def harness_environment(host: SandboxHost, gateway: Gateway, spec: ExecutionSpec, files: HarnessFiles) -> dict[str, str]:
+    """Every variable of the harness. Raises SandboxError when there is no address for a harness without isolation."""
+    if not host.isolated and not gateway.url:
+        raise SandboxError('isolation = "none" needs the gateway on a TCP port')
+    base = (f"http://127.0.0.1:{RELAY_PORT}" if host.isolated else gateway.url.rstrip("/")) + spec.base_path
+    address = {
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_BASE": f"{base}/v1",
+        "OPENAI_API_KEY": spec.key,
+        "OPENAI_MODEL": spec.model,
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_API_KEY": spec.key,
+        "ANTHROPIC_AUTH_TOKEN": spec.key,
+        "ANTHROPIC_MODEL": spec.model,
+    }
+    return host.environment(host.home(files.folder)) | PATIENCE | spec.task.agent_env | host.config.env | address

@@ -1,0 +1,156 @@
+"""What all sandboxes of one launcher share: bubblewrap, the cgroup parent, the /etc that they see, their environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from qwengyre.core.errors import SandboxError
+from qwengyre.sandbox import inside
+from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.sandbox.isolation import (
+    GATEWAY_SOCKET,
+    HOME,
+    INSIDE,
+    RELAY_PORT,
+    Mount,
+    View,
+    bwrap_arguments,
+    find_bwrap,
+    interpreter,
+    interpreter_folders,
+    write_etc,
+)
+from qwengyre.sandbox.limits import Cgroup, find_cgroup_parent, resource_limits, shell_prelude
+
+log = logging.getLogger(__name__)
+
+SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+LOG_TAIL_BYTES: Final = 2000
+
+
+class SandboxHost:
+    """Make command lines, environments and cgroups of sandboxes. Raises SandboxError when isolation cannot be given."""
+
+    def __init__(self, config: HarnessConfig, work: Path, name: str):
+        self.config = config
+        self.work = work
+        self.isolated = config.isolation == "bwrap"
+        self.bwrap = find_bwrap() if self.isolated else ""
+        self.etc = work / "etc"
+        self.cgroups = find_cgroup_parent(name)
+        self._dying: list[Cgroup] = []
+        write_etc(self.etc)
+        self.readable = (*interpreter_folders(), *module_folders(config), *config.readable)
+        for path in config.readable:
+            if work.resolve().is_relative_to(Path(path).resolve()):
+                raise SandboxError(f"harness.readable: {path} would show every execution the workspaces of the others in {work}")
+
+    def environment(self, home: str) -> dict[str, str]:
+        """Variables that every program in a sandbox gets, and no others of the host."""
+        return {
+            "PATH": f"{os.path.dirname(sys.executable)}:{SYSTEM_PATH}",
+            "HOME": home,
+            "TMPDIR": os.path.dirname(home),
+            "USER": "agent",
+            "LOGNAME": "agent",
+            "SHELL": "/bin/bash",
+            "TERM": "dumb",
+            "LANG": "C.UTF-8",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
+
+    def home(self, folder: Path) -> str:
+        """HOME of an execution whose files are in `folder`; under bwrap a place in the sandbox's own /tmp."""
+        if self.isolated:
+            return HOME
+        home = folder / "scratch" / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        return str(home)
+
+    def view(self, mounts: Sequence[Mount]) -> View:
+        return View(tuple(mounts), self.readable, str(self.etc), self.config.limits.scratch_mb)
+
+    def gateway_mounts(self, gateway_socket: str) -> list[Mount]:
+        """The harness listener of the gateway, and the relay to it. Nothing else of the gateway is in a sandbox."""
+        return [Mount(gateway_socket, GATEWAY_SOCKET), Mount(inside.__file__, INSIDE)]
+
+    def harness_command(self, view: View | None, command: Sequence[str], cgroup_fds: Sequence[int], cwd: str) -> list[str]:
+        """A command line whose first process in the sandbox is `inside.py`. No view: without isolation."""
+        plan = self.plan(cgroup_fds)
+        plan["cwd"] = cwd
+        plan["relay"] = None if view is None else {"port": RELAY_PORT, "socket": GATEWAY_SOCKET}
+        plan["subreaper"] = view is None
+        supervisor = [interpreter(), "-I", "-S", INSIDE if view else inside.__file__, json.dumps(plan), *command]
+        return supervisor if view is None else [*bwrap_arguments(self.bwrap, view), *supervisor]
+
+    def script_command(self, view: View, script: str, cgroup_fds: Sequence[int]) -> list[str]:
+        """A command line whose first process in the sandbox is bash with this script, under the same limits."""
+        prelude = shell_prelude(self.plan(cgroup_fds)["rlimits"], cgroup_fds)
+        bash = ["/bin/bash", "--noprofile", "--norc", "-c", f"{prelude} && exec bash --noprofile --norc {script}"]
+        return [*bwrap_arguments(self.bwrap, view), *bash]
+
+    def plan(self, cgroup_fds: Sequence[int]) -> dict:
+        """What `inside.apply_limits` needs."""
+        limits = resource_limits(self.config.limits, has_cgroup=self.cgroups is not None)
+        return {"cgroup_fds": list(cgroup_fds), "rlimits": limits}
+
+    @contextlib.contextmanager
+    def cgroup(self, name: str) -> Iterator[tuple[Cgroup, list[int]]]:
+        """The cgroup of one sandbox and descriptors to join it by, closed and removed at the end."""
+        self._dying = [cgroup for cgroup in self._dying if not cgroup.remove()]
+        cgroup = self.cgroups.create(name, self.config.limits) if self.cgroups else Cgroup()
+        fds = cgroup.open_procs()
+        try:
+            yield cgroup, fds
+        finally:
+            for fd in fds:
+                os.close(fd)
+            if not cgroup.remove():
+                self._dying.append(cgroup)
+
+    def close(self) -> None:
+        """Remove the cgroups. Every sandbox must have ended."""
+        self._dying = [cgroup for cgroup in self._dying if not cgroup.remove()]
+        if self.cgroups:
+            self.cgroups.remove()
+
+
+def module_folders(config: HarnessConfig) -> list[str]:
+    """Folders of the packages that the command runs or that are imported ahead, where they lie outside the interpreter's folders.
+
+    Raises SandboxError when this environment lacks one.
+    """
+    import importlib.util
+
+    own_python = config.command[0] in ("python", "python3", sys.executable)
+    names = (*((config.module,) if config.module and own_python else ()), *config.warm_modules)
+    folders = []
+    for name in names:
+        try:
+            found = importlib.util.find_spec(name.partition(".")[0])
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            raise SandboxError(f"harness: module {name} is not installed in this environment ({sys.executable})")
+        folders += list(found.submodule_search_locations or ()) or ([found.origin] if found.has_location and found.origin else [])
+    return folders
+
+
+def log_tail(path: Path, secret: str = "") -> str:
+    """The last bytes of a log file as text, without `secret`; empty when there is no log."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - LOG_TAIL_BYTES))
+            text = file.read(LOG_TAIL_BYTES).decode("utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+    return text.replace(secret, "<key>") if secret else text

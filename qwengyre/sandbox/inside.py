@@ -1,0 +1,252 @@
+"""The first process of a cold sandbox: apply limits, open the relay, start the harness, reap, end with its exit code.
+
+Runs as `python -I -S inside.py PLAN COMMAND...` and is process 1 of its pid namespace, so that everything dies with it. It
+imports a few C modules of the standard library and nothing of QwenGyre: its start is on the path of every cold execution.
+The warm start (`zygote.py`) uses the same `apply_limits`, `listen` and `Relay`, so both end up with the same limits.
+"""
+
+import errno
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+
+CHUNK_BYTES = 65536
+PR_SET_NO_NEW_PRIVS = 38
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def apply_limits(plan):
+    """Join the cgroups whose `cgroup.procs` are open as `plan["cgroup_fds"]`, then set `plan["rlimits"]` (name -> value)."""
+    for fd in plan["cgroup_fds"]:
+        os.write(fd, b"0")
+        os.close(fd)
+    for name, value in plan["rlimits"].items():
+        number = getattr(resource, name)
+        _, hard = resource.getrlimit(number)
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(number, (value, value))
+
+
+def listen(port):
+    """Open the loopback port that the harness knows as its gateway."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(64)
+    listener.setblocking(False)
+    return listener
+
+
+class Relay:
+    """Copy bytes between TCP connections of one or more listeners and the gateway's Unix socket. One thread, one epoll.
+
+    Each direction buffers at most one chunk: a reader that is slower than its writer slows the writer down.
+    """
+
+    def __init__(self):
+        self.epoll = select.epoll()
+        self.targets = {}
+        self.peers = {}
+        self.watched = {}
+        self.pending = {}
+        self.finished = set()
+
+    def add(self, listener, path):
+        """Relay every connection of `listener` to the Unix socket at `path`."""
+        self.targets[listener.fileno()] = (listener, path)
+        self.epoll.register(listener.fileno(), select.EPOLLIN)
+
+    def remove(self, fd):
+        """Close one listener; its open connections end when either side closes."""
+        listener, _ = self.targets.pop(fd)
+        self.epoll.unregister(fd)
+        listener.close()
+
+    def handle(self, fd, events):
+        """Do what one epoll event of this relay asks for."""
+        if fd in self.targets:
+            self._accept(*self.targets[fd])
+        elif fd in self.peers:
+            source, sink = self.peers[fd]
+            try:
+                if events & select.EPOLLOUT:
+                    self._flush(source)
+                if fd in self.peers and events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                    self._forward(source, sink)
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EINTR):
+                    self._close(source, sink)
+
+    def _accept(self, listener, path):
+        try:
+            inner, _ = listener.accept()
+        except OSError:
+            return
+        outer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            outer.connect(path)
+        except OSError:
+            inner.close()
+            outer.close()
+            return
+        inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for one, other in ((inner, outer), (outer, inner)):
+            one.setblocking(False)
+            self.peers[one.fileno()] = (one, other)
+        self._watch(inner)
+        self._watch(outer)
+
+    def _forward(self, source, sink):
+        if sink.fileno() in self.pending:
+            return
+        data = source.recv(CHUNK_BYTES)
+        if not data:
+            self._end(source, sink)
+            return
+        sent = self._send(sink, data)
+        if sent < len(data):
+            self.pending[sink.fileno()] = data[sent:]
+            self._watch(sink)
+            self._watch(source)
+
+    def _flush(self, sink):
+        data = self.pending.pop(sink.fileno(), b"")
+        sent = self._send(sink, data)
+        if sent < len(data):
+            self.pending[sink.fileno()] = data[sent:]
+        self._watch(sink)
+        self._watch(self.peers[sink.fileno()][1])
+
+    def _watch(self, one):
+        """Read from `one` unless its peer is full or it has ended; write to it while something is pending.
+
+        What is wanted of neither is not registered at all: epoll would report its hang-up again and again.
+        """
+        fd = one.fileno()
+        peer = self.peers[fd][1]
+        full = peer.fileno() in self.pending or fd in self.finished
+        wanted = (0 if full else select.EPOLLIN) | (select.EPOLLOUT if fd in self.pending else 0)
+        if self.watched.pop(fd, 0):
+            self.epoll.unregister(fd)
+        if wanted:
+            self.epoll.register(fd, wanted)
+            self.watched[fd] = wanted
+
+    def _send(self, sink, data):
+        try:
+            return sink.send(data)
+        except BlockingIOError:
+            return 0
+
+    def _end(self, source, sink):
+        """`source` will send no more: pass that on, and close both once both have ended."""
+        self.finished.add(source.fileno())
+        if sink.fileno() in self.finished:
+            self._close(source, sink)
+            return
+        sink.shutdown(socket.SHUT_WR)
+        self._watch(source)
+
+    def _close(self, *pair):
+        for one in pair:
+            fd = one.fileno()
+            if self.watched.pop(fd, 0):
+                self.epoll.unregister(fd)
+            self.peers.pop(fd, None)
+            self.pending.pop(fd, None)
+            self.finished.discard(fd)
+            one.close()
+
+
+def kill_descendants():
+    """Kill every descendant, orphans included (they come back to a subreaper), until none is left."""
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            children = [int(pid) for pid in file.read().split()]
+        if not children:
+            return
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        for _ in children:
+            os.wait()
+
+
+def prctl(option, value):
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
+def _start(command, plan):
+    """Fork and exec the harness in its own session; it gets no descriptor but standard input, output and error."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        os.closerange(3, 4096)
+        os.chdir(plan["cwd"])
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
+    os._exit(127)
+
+
+def _kill_if_alive(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _serve(harness, relay):
+    """Relay and reap until the harness ends or SIGTERM asks for its end; return its exit code (128 + signal when killed)."""
+    wakeup, alarm = socket.socketpair()
+    wakeup.setblocking(False)
+    alarm.setblocking(False)
+    signal.set_wakeup_fd(alarm.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: _kill_if_alive(harness))
+    relay.epoll.register(wakeup.fileno(), select.EPOLLIN)
+    while True:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return 0
+            if pid == harness:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+            if pid == 0:
+                break
+        for fd, events in relay.epoll.poll():
+            if fd == wakeup.fileno():
+                wakeup.recv(4096)
+            else:
+                relay.handle(fd, events)
+
+
+def main(argv):
+    plan, command = json.loads(argv[1]), argv[2:]
+    apply_limits(plan)
+    relay = Relay()
+    if plan["relay"]:
+        relay.add(listen(plan["relay"]["port"]), plan["relay"]["socket"])
+    if plan["subreaper"]:
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+    code = _serve(_start(command, plan), relay)
+    if plan["subreaper"]:
+        kill_descendants()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,156 @@
+"""What a sandbox can see and do, as arguments of bubblewrap. The only place that says so: cold start, warm start, evaluator.
+
+Inside: /usr and the named folders read-only, /workspace (and /app, as Harbor's images have it), a sized /tmp with HOME, a minimal
+/etc and /dev, its own /proc. No /root, no other execution, no run folder, no network interface but its own loopback, no new
+privileges, no further user namespace. Everything dies with process 1, and process 1 with its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from qwengyre.core.errors import SandboxError
+from qwengyre.sandbox.limits import MIB
+
+WORKSPACE: Final = "/workspace"
+HOME: Final = "/tmp/home"
+GATEWAY_SOCKET: Final = "/run/qwengyre/gateway.sock"
+INSIDE: Final = "/run/qwengyre/inside.py"
+INSTRUCTION: Final = "/run/qwengyre/instruction.md"
+TESTS: Final = "/tests"
+VERIFIER_LOGS: Final = "/logs/verifier"
+RELAY_PORT: Final = 8377
+SANDBOX_UID: Final = 1000
+ETC: Final = [
+    "alternatives",
+    "ca-certificates",
+    "ca-certificates.conf",
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "pki",
+    "services",
+    "protocols",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "terminfo",
+    "timezone",
+]
+"""What of /etc programs need and holds nothing of the host's users, network or secrets."""
+MISSING_BWRAP: Final = (
+    "bubblewrap (bwrap) is not installed, and no harness is started without isolation: install the package `bubblewrap` "
+    '(Debian, Ubuntu: apt install bubblewrap), or set isolation = "none" in [harness] if you trust the harness and the policy'
+)
+
+
+MIN_BWRAP: Final = (0, 8)
+"""The first with --disable-userns and with --size."""
+
+
+class Mount(msgspec.Struct, frozen=True):
+    """A path of the host at a path of the sandbox."""
+
+    source: str
+    target: str
+    writable: bool = False
+
+
+class View(msgspec.Struct, frozen=True):
+    """Everything that one sandbox sees beside the base system."""
+
+    mounts: tuple[Mount, ...]
+    readable: tuple[str, ...]
+    """Host folders, read-only, each where it is."""
+    etc: str
+    """Host folder with the passwd, group, hosts and nsswitch.conf of sandboxes."""
+    scratch_mb: int
+    chdir: str = WORKSPACE
+
+
+def find_bwrap() -> str:
+    """Path of bubblewrap. Raises SandboxError, saying what to install, when there is none or it is too old."""
+    path = shutil.which("bwrap")
+    if path is None:
+        raise SandboxError(MISSING_BWRAP)
+    shown = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    numbers = re.match(r"bubblewrap (\d+)\.(\d+)", shown)
+    if numbers is None or (int(numbers[1]), int(numbers[2])) < MIN_BWRAP:
+        raise SandboxError(f"{path} is {shown or 'no bubblewrap'}; version 0.8 or newer is needed (Debian 12, Ubuntu 24.04)")
+    return path
+
+
+def interpreter() -> str:
+    """The Python that this process runs on, without its virtual environment: it starts a few ms faster."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+
+
+def interpreter_folders() -> tuple[str, ...]:
+    """Folders that Python programs of this environment need to see."""
+    return tuple(dict.fromkeys((sys.prefix, sys.base_prefix, os.path.realpath(sys.base_prefix))))
+
+
+def write_etc(folder: Path) -> None:
+    """Write the files of /etc that every sandbox shares, none of them the host's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    user = f"agent:x:{SANDBOX_UID}:{SANDBOX_UID}::{HOME}:/bin/bash\nnobody:x:65534:65534::/nonexistent:/bin/false\n"
+    (folder / "passwd").write_text(user)
+    (folder / "group").write_text(f"agent:x:{SANDBOX_UID}:\nnogroup:x:65534:\n")
+    (folder / "hosts").write_text("127.0.0.1 localhost\n")
+    (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+
+
+def bwrap_arguments(bwrap: str, view: View, extra: Iterable[str] = ()) -> list[str]:
+    """The command line up to, and without, the program to run. Holds no secret: keys travel in the environment."""
+    namespaces = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--disable-userns"]
+    identity = ["--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID), "--hostname", "sandbox"]
+    arguments = [bwrap, *namespaces, *identity, "--die-with-parent", "--as-pid-1", "--new-session"]
+    arguments += _system(view)
+    for mount in sorted(view.mounts, key=lambda mount: mount.target):
+        arguments += ["--bind" if mount.writable else "--ro-bind", mount.source, mount.target]
+    arguments += ["--symlink", WORKSPACE.lstrip("/"), "/app", "--dir", "/logs/agent", "--remount-ro", "/dev", "--remount-ro", "/"]
+    return [*arguments, "--chdir", view.chdir, *extra, "--"]
+
+
+def _system(view: View) -> list[str]:
+    scratch = str(view.scratch_mb * MIB)
+    arguments = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+        path = f"/{name}"
+        if os.path.islink(path):
+            arguments += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            arguments += ["--ro-bind", path, path]
+    for name in ETC:
+        if os.path.exists(path := f"/etc/{name}"):
+            arguments += ["--ro-bind", path, path]
+    for name in ("passwd", "group", "hosts", "nsswitch.conf"):
+        arguments += ["--ro-bind", f"{view.etc}/{name}", f"/etc/{name}"]
+    arguments += ["--proc", "/proc", "--dev", "/dev", "--size", scratch, "--tmpfs", "/dev/shm"]
+    arguments += ["--size", scratch, "--tmpfs", "/tmp", "--dir", HOME]
+    for path in outermost(view.readable):
+        arguments += ["--ro-bind", path, path]
+    return arguments
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """Sorted paths without those that lie below another one of them, or below /usr.
+
+    >>> outermost(["/opt/a/b", "/usr/lib", "/opt/a"])
+    ['/opt/a']
+    """
+    kept: list[str] = []
+    for path in sorted(set(paths)):
+        if not any(Path(path).is_relative_to(parent) for parent in (*kept, "/usr")):
+            kept.append(path)
+    return kept

@@ -1,0 +1,200 @@
+"""Run one execution: workspace, harness, score. Every way in which it can end is an `Outcome`, never an exception.
+
+prepare workspace --> harness (cold or warm) --> everything in its sandbox is killed --> evaluator on a copy --> Outcome
+    | fails              | timeout: scored           |                                    | fails beyond its tries
+    v                    | never called: dropped     | overall timeout: dropped           v
+placeholder              v                           v                                 dropped
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from qwengyre.core.errors import SandboxError
+from qwengyre.core.records import End, Outcome, Validity
+from qwengyre.sandbox.cold import start_cold
+from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.sandbox.evaluator import Verdict, evaluate
+from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, HarnessProcess
+from qwengyre.sandbox.host import SandboxHost, log_tail
+from qwengyre.sandbox.limits import disk_usage
+from qwengyre.sandbox.workspace import prepare_workspace
+
+log = logging.getLogger(__name__)
+
+DISK_WATCH_PERIOD_S: Final = 1.0
+FAILED: Final = frozenset({End.CRASHED, End.NEVER_CALLED, End.EVALUATOR_FAILED, End.SETUP_FAILED, End.OVERALL_TIMEOUT})
+
+
+class _HarnessEnd(msgspec.Struct, frozen=True):
+    end: End
+    exit_code: int | None
+    detail: str
+
+
+class Launcher:
+    """Runs executions, any number at once, with one configuration. Use as an async context manager.
+
+    `work` is a folder for workspaces of live executions (one folder each, removed at the end); workspaces of failed executions are moved
+    to `failed`, the first `keep_failed` of them. Raises SandboxError when isolation cannot be given or the disk is full.
+    """
+
+    def __init__(self, config: HarnessConfig, gateway: Gateway, *, work: Path, failed: Path):
+        self.config = config
+        self.gateway = gateway
+        self.work = work
+        self.failed = failed
+        self.host = SandboxHost(config, work, f"qwengyre-{os.getpid()}")
+        self._live: dict[str, tuple[Path, HarnessProcess]] = {}
+        self._over_limit: dict[str, str] = {}
+        self._num_kept = 0
+        self._tasks = asyncio.TaskGroup()
+
+    async def __aenter__(self) -> Launcher:
+        await self._tasks.__aenter__()
+        self._watcher = self._tasks.create_task(self._watch_disk(), name="disk watcher")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._watcher.cancel()
+        await self._tasks.__aexit__(*error)
+        self.host.close()
+
+    async def run_execution(self, spec: ExecutionSpec, num_calls: Callable[[], int]) -> Outcome:
+        """Run `spec` to its end. `num_calls` says how many model calls the gateway has seen of it so far.
+
+        Cancelling kills everything that belongs to it. Raises SandboxError only when the disk is full.
+        """
+        started = time.monotonic()
+        folder = self.work / f"{spec.execution}.{spec.attempt}"
+        try:
+            async with asyncio.timeout(self.config.overall_timeout_s):
+                outcome = await self._run(spec, folder, num_calls)
+        except TimeoutError:
+            detail = f"harness and evaluation took more than {self.config.overall_timeout_s:g} s (harness.overall_timeout_s)"
+            outcome = _unscored(End.OVERALL_TIMEOUT, Validity.DROPPED, detail)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._put_away(folder, outcome)
+        return msgspec.structs.replace(outcome, duration_s=time.monotonic() - started)
+
+    async def _run(self, spec: ExecutionSpec, folder: Path, num_calls: Callable[[], int]) -> Outcome:
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+            files = HarnessFiles.create(folder, spec.task.instruction)
+            prepare_workspace(spec.task, files.workspace)
+            ended = await self._run_harness(spec, files)
+        except (OSError, SandboxError) as error:
+            raise_if_disk_full(error, self.work)
+            return _unscored(End.SETUP_FAILED, Validity.PLACEHOLDER, str(error))
+        if ended.end is not End.HARNESS_TIMEOUT and num_calls() == 0:
+            return _never_called(ended)
+        try:
+            verdict = await evaluate(self.host, spec.task, files.workspace, folder)
+        except (OSError, SandboxError) as error:
+            raise_if_disk_full(error, self.work)
+            return _unscored(ended.end, Validity.PLACEHOLDER, str(error), ended.exit_code)
+        return _scored(ended, verdict)
+
+    async def _run_harness(self, spec: ExecutionSpec, files: HarnessFiles) -> _HarnessEnd:
+        """Start the harness, wait for its end or its timeout, kill what is left of it. Its sandbox is empty on return."""
+        timeout_s = self.config.timeout_s or spec.task.agent_timeout_s
+        with self.host.cgroup(files.folder.name) as (cgroup, fds):
+            process = await self._start(spec, files, fds)
+            self._live[spec.execution] = (files.workspace, process)
+            try:
+                code = await process.wait(timeout_s)
+            finally:
+                self._live.pop(spec.execution, None)
+                await process.kill()
+            memory_kills = cgroup.memory_kills()
+        reason = self._over_limit.pop(spec.execution, "")
+        if memory_kills:
+            reason = reason or f"killed at its memory limit of {self.config.limits.memory_mb} MB (limits.memory_mb)"
+        tail = log_tail(files.log, secret=spec.key)
+        if code is None:
+            return _HarnessEnd(End.HARNESS_TIMEOUT, None, f"the harness was stopped after {timeout_s:g} s\n{tail}".strip())
+        if code == 0 and not reason:
+            return _HarnessEnd(End.EXITED, 0, "")
+        return _HarnessEnd(End.CRASHED, code, f"{reason or f'exit code {code}'}\n{tail}".strip())
+
+    async def _start(self, spec: ExecutionSpec, files: HarnessFiles, fds: list[int]) -> HarnessProcess:
+        return start_cold(self.host, self.gateway, spec, files, fds)
+
+    async def _watch_disk(self) -> None:
+        """Kill harnesses whose workspace passes its limit; one task for all of them."""
+        limits = self.config.limits
+        while True:
+            await asyncio.sleep(DISK_WATCH_PERIOD_S)
+            for execution, (workspace, process) in list(self._live.items()):
+                if reason := disk_usage(workspace, limits.files).over(limits):
+                    self._over_limit[execution] = reason
+                    await process.kill()
+                await asyncio.sleep(0)
+
+    def _put_away(self, folder: Path, outcome: Outcome) -> None:
+        if outcome.end in FAILED and self._num_kept < self.config.keep_failed and folder.exists():
+            self._num_kept += 1
+            shutil.rmtree(folder / "scratch", ignore_errors=True)
+            self.failed.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(self.failed / folder.name, ignore_errors=True)
+            shutil.move(folder, self.failed / folder.name)
+        else:
+            remove_tree(folder)
+
+
+def _unscored(end: End, validity: Validity, detail: str, exit_code: int | None = None) -> Outcome:
+    return Outcome(end, validity, 0.0, "", 0.0, exit_code=exit_code, detail=detail, evaluator_tries=0)
+
+
+def _never_called(ended: _HarnessEnd) -> Outcome:
+    """Nothing was sampled, so nothing can be trained; a harness that fails before its first call says why in its output."""
+    if ended.detail.partition("\n")[2].startswith("bwrap: "):
+        return _unscored(End.SETUP_FAILED, Validity.PLACEHOLDER, ended.detail, ended.exit_code)
+    detail = f"the harness ended without a model call: does it use OPENAI_BASE_URL or ANTHROPIC_BASE_URL?\n{ended.detail}".strip()
+    return _unscored(End.NEVER_CALLED, Validity.DROPPED, detail, ended.exit_code)
+
+
+def _scored(ended: _HarnessEnd, verdict: Verdict) -> Outcome:
+    failed = bool(verdict.failure)
+    return Outcome(
+        end=End.EVALUATOR_FAILED if failed else ended.end,
+        validity=Validity.DROPPED if failed else Validity.VALID,
+        score=verdict.score,
+        scored_state=verdict.scored_state,
+        duration_s=0.0,
+        exit_code=ended.exit_code,
+        detail=verdict.failure or ended.detail,
+        evaluator_tries=verdict.tries,
+    )
+
+
+def raise_if_disk_full(error: Exception, work: Path) -> None:
+    """A full disk stops the run: every further execution would fail the same way."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(work).free // (1024 * 1024)
+        raise SandboxError(f"no space left for workspaces in {work} ({free} MB free): free some, and resume the run") from error
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder that a harness may have made hard to remove (folders without permissions)."""
+
+    def make_removable(function: Callable, path: str, _: object) -> None:
+        os.chmod(os.path.dirname(path), 0o700)
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.chmod(path, 0o700)
+        function(path)
+
+    if folder.exists():
+        shutil.rmtree(folder, onerror=make_removable)

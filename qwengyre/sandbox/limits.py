@@ -1,0 +1,185 @@
+"""Memory and process limits of a sandbox: cgroups where this user may make them, resource limits in any case."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from qwengyre.sandbox.config import LimitsConfig
+
+MIB: Final = 1024 * 1024
+CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
+_V1: Final = {"memory": "memory.limit_in_bytes", "pids": "pids.max"}
+_V2: Final = {"memory": "memory.max", "pids": "pids.max"}
+
+
+class CgroupParent(msgspec.Struct, frozen=True):
+    """Folders under which cgroups of executions are made: one for both controllers (v2), or one each (v1)."""
+
+    folders: dict[str, Path]
+    """Controller name -> folder."""
+    files: dict[str, str]
+    """Controller name -> name of its limit file."""
+
+    def create(self, name: str, limits: LimitsConfig) -> Cgroup:
+        """Make the cgroup of one sandbox. Raises OSError when it cannot be made."""
+        values = {"memory": str(limits.memory_mb * MIB), "pids": str(limits.processes)}
+        folders = sorted({folder / name for folder in self.folders.values()})
+        for folder in folders:
+            folder.mkdir(exist_ok=True)
+        for controller, folder in self.folders.items():
+            (folder / name / self.files[controller]).write_text(values[controller])
+        return Cgroup(folders=tuple(folders))
+
+    def remove(self) -> None:
+        for folder in set(self.folders.values()):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+class Cgroup(msgspec.Struct, frozen=True):
+    """The cgroup of one sandbox; no process in it once the sandbox has ended."""
+
+    folders: tuple[Path, ...] = ()
+
+    def open_procs(self) -> list[int]:
+        """Descriptors that a process joins by writing `0` to; the caller closes its own copies."""
+        return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in self.folders]
+
+    def memory_kills(self) -> int:
+        """How many processes the kernel killed for memory."""
+        for name in ("memory.events", "memory.oom_control"):
+            for folder in self.folders:
+                with contextlib.suppress(OSError):
+                    for line in (folder / name).read_text().splitlines():
+                        if line.startswith("oom_kill "):
+                            return int(line.split()[1])
+        return 0
+
+    def remove(self) -> bool:
+        """Remove the cgroup; False while a dying process is still in it."""
+        for folder in self.folders:
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return False
+        return True
+
+
+def find_cgroup_parent(name: str, root: Path = CGROUP_ROOT, own: str | None = None) -> CgroupParent | None:
+    """Make the folder `name` for the cgroups of a launcher; None where this user may not limit memory and processes so.
+
+    `own` is the text of /proc/self/cgroup (read when None). v1: below the own group of each controller. v2: below the own
+    group, or below the root for a privileged user, where both controllers are delegated.
+    """
+    groups = _own_groups(Path("/proc/self/cgroup").read_text() if own is None else own)
+    if (root / "cgroup.controllers").exists():
+        for base in (root / groups.get("", "/").lstrip("/"), root):
+            with contextlib.suppress(OSError):
+                return _parent(dict.fromkeys(_V2, base / name), _V2)
+        return None
+    with contextlib.suppress(OSError):
+        bases = {key: root / key / groups.get(key, "/").lstrip("/") for key in _V1}
+        return _parent({key: base / name for key, base in bases.items()}, _V1)
+    return None
+
+
+def _own_groups(text: str) -> dict[str, str]:
+    """Controller name (empty for v2) -> path of the own group."""
+    groups = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for controller in controllers.split(","):
+            groups[controller] = path
+    return groups
+
+
+def _parent(folders: dict[str, Path], files: dict[str, str]) -> CgroupParent:
+    """Make the folders and prove with one trial cgroup that limits can be set. Raises OSError."""
+    made = []
+    try:
+        for folder in set(folders.values()):
+            folder.mkdir()
+            made.append(folder)
+        if files is _V2:
+            (made[0] / "cgroup.subtree_control").write_text("+memory +pids")
+        parent = CgroupParent(folders=folders, files=files)
+        parent.create("trial", LimitsConfig()).remove()
+        return parent
+    except OSError:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                (folder / "trial").rmdir()
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def resource_limits(limits: LimitsConfig, *, has_cgroup: bool) -> dict[str, int]:
+    """Name -> value of the resource limits of each process of a sandbox.
+
+    Without a cgroup RLIMIT_DATA bounds the writable memory of each process; RLIMIT_NPROC counts per user namespace, so per sandbox
+    (and does not bind root, which can make cgroups).
+    """
+    values = {
+        "RLIMIT_CORE": 0,
+        "RLIMIT_FSIZE": limits.disk_mb * MIB,
+        "RLIMIT_NOFILE": limits.open_files,
+        "RLIMIT_NPROC": limits.processes,
+    }
+    return values if has_cgroup else values | {"RLIMIT_DATA": limits.memory_mb * MIB}
+
+
+_ULIMIT: Final = {
+    "RLIMIT_CORE": ("-c", 1024),
+    "RLIMIT_FSIZE": ("-f", 1024),
+    "RLIMIT_NOFILE": ("-n", 1),
+    "RLIMIT_NPROC": ("-u", 1),
+}
+
+
+def shell_prelude(rlimits: dict[str, int], cgroup_fds: Sequence[int]) -> str:
+    """The same limits as `inside.apply_limits`, for a sandbox whose first process is bash (cheaper than a Python start)."""
+    flags = _ULIMIT | {"RLIMIT_DATA": ("-d", 1024)}
+    join = [f"printf 0 >&{fd} && exec {fd}>&-" for fd in cgroup_fds]
+    limit = [f"ulimit {flag} {rlimits[name] // unit}" for name, (flag, unit) in flags.items() if name in rlimits]
+    return " && ".join([*join, *limit])
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Disk in use below a folder, counted up to a bound."""
+
+    num_bytes: int
+    num_files: int
+
+    def over(self, limits: LimitsConfig) -> str:
+        """Which limit is passed, as a sentence; empty when none is."""
+        if self.num_bytes > limits.disk_mb * MIB:
+            return f"the workspace passed its limit of {limits.disk_mb} MB (limits.disk_mb)"
+        if self.num_files > limits.files:
+            return f"the workspace passed its limit of {limits.files} files (limits.files)"
+        return ""
+
+
+def disk_usage(folder: Path, max_files: int) -> Usage:
+    """Blocks in use below `folder`, links not followed; stops counting one past `max_files`."""
+    num_bytes = num_files = 0
+    pending = [os.fspath(folder)]
+    while pending and num_files <= max_files:
+        with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    num_files += 1
+                    num_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                if num_files > max_files:
+                    break
+    return Usage(num_bytes, num_files)

@@ -1,0 +1,63 @@
+"""Prove, before anything is dispatched, that a harness can be started here; say what to change when it cannot."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from qwengyre.core.errors import ConfigError, SandboxError
+from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.sandbox.host import SandboxHost
+from qwengyre.sandbox.isolation import bwrap_arguments
+
+PROBE_TIMEOUT_S: Final = 60.0
+NO_NAMESPACES: Final = (
+    "bubblewrap cannot make a sandbox on this machine: {reason}\nUser namespaces may be off (sysctl kernel.unprivileged_userns_clone=1, "
+    "or kernel.apparmor_restrict_unprivileged_userns=0), or this is a container that forbids them (docker run --security-opt "
+    'seccomp=unconfined --security-opt systempaths=unconfined). isolation = "none" in [harness] does without, for a trusted harness'
+)
+
+
+def check_harness(config: HarnessConfig) -> None:
+    """Start a sandbox and look for the harness command in it.
+
+    Raises SandboxError when isolation cannot be given, and ConfigError when the command does not exist or cannot be seen.
+    """
+    for path in config.readable:
+        if not Path(path).exists():
+            raise ConfigError(f"{path} does not exist", key="harness.readable")
+    with tempfile.TemporaryDirectory(prefix="qwengyre-check-") as work:
+        host = SandboxHost(config, Path(work), "qwengyre-check")
+        try:
+            _find_command(host, config.command[0])
+        finally:
+            host.close()
+
+
+def _find_command(host: SandboxHost, program: str) -> None:
+    environment = host.environment(host.home(host.work))
+    script = ["/bin/bash", "-c", 'printf ready; command -v -- "$1" >/dev/null', "bash", program]
+    view = msgspec.structs.replace(host.view([]), chdir="/")
+    arguments = bwrap_arguments(host.bwrap, view) if host.isolated else []
+    done = subprocess.run(
+        [*arguments, *script], env=environment, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+    )
+    if done.stdout != "ready":
+        raise SandboxError(NO_NAMESPACES.format(reason=done.stderr.strip()))
+    if done.returncode == 0:
+        return
+    outside = shutil.which(program, path=environment["PATH"]) or shutil.which(program)
+    if outside is None:
+        raise ConfigError(f"{program} does not exist (looked in {environment['PATH']})", key="harness.command")
+    if not host.isolated:
+        raise ConfigError(f"{program} is not in the PATH of harnesses: write {outside}", key="harness.command")
+    raise ConfigError(
+        f"{outside} exists on this machine, but not in the sandbox: write its absolute path as the command, and add its folder "
+        'to readable, such as readable = ["/opt/my-agent"]',
+        key="harness.command",
+    )

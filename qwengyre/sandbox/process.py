@@ -1,0 +1,118 @@
+"""One child process, waited for through its pidfd: no thread, no SIGCHLD handler, any number at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+KILL_GRACE_S = 5.0
+"""How long a supervisor without a pid namespace may take to kill its descendants before its group is killed."""
+
+
+class Process:
+    """A started program. Owned by one task; `kill` or an awaited end must come before it is dropped."""
+
+    def __init__(self, popen: subprocess.Popen, *, in_pid_namespace: bool):
+        self._popen = popen
+        self._in_pid_namespace = in_pid_namespace
+        self._pidfd = os.pidfd_open(popen.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        assert self._popen.stdin is not None, "started with a pipe"
+        return self._popen.stdin
+
+    @property
+    def stdout(self) -> IO[bytes]:
+        assert self._popen.stdout is not None, "started with a pipe"
+        return self._popen.stdout
+
+    async def wait(self, timeout_s: float | None = None) -> int | None:
+        """Exit code, 128 + signal when killed; None at the timeout. Under bwrap every process of the sandbox has ended then."""
+        if self._pidfd >= 0:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await wait_readable(self._pidfd)
+            except TimeoutError:
+                return None
+            os.close(self._pidfd)
+            self._pidfd = -1
+        code = self._popen.wait()
+        return code if code >= 0 else 128 - code
+
+    async def kill(self) -> int:
+        """Kill everything in the sandbox and wait until it is gone; safe to call at any time, also when cancelled."""
+        if self._pidfd >= 0:
+            self._send_kill()
+        return await asyncio.shield(asyncio.ensure_future(self._ended()))
+
+    def _send_kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if not self._in_pid_namespace:
+                os.kill(self.pid, signal.SIGTERM)
+                return
+            # Process 1 of the namespace is bwrap's only child. When it dies the kernel kills the rest, and bwrap ends after that.
+            for child in _children(self.pid) or (self.pid,):
+                os.kill(child, signal.SIGKILL)
+
+    async def _ended(self) -> int:
+        code = await self.wait(KILL_GRACE_S)
+        if code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            code = await self.wait()
+        assert code is not None, "waited without a timeout"
+        return code
+
+
+def _children(pid: int) -> tuple[int, ...]:
+    try:
+        return tuple(int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    except OSError:
+        return ()
+
+
+async def wait_readable(fd: int) -> None:
+    """Return once `fd` is readable (a pidfd is, from the end of its process on)."""
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+
+    def wake() -> None:
+        if not readable.done():
+            readable.set_result(None)
+
+    loop.add_reader(fd, wake)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(fd)
+
+
+def start(
+    command: Sequence[str],
+    env: dict[str, str],
+    *,
+    output: int,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Process:
+    """Start `command` in its own session with exactly `env`. Raises OSError (FileNotFoundError and the like).
+
+    `output` takes standard error, and standard output unless `stdout` is given. Which kind of sandbox it is follows from the program.
+    """
+    out = output if stdout is None else stdout
+    popen = subprocess.Popen(
+        command, env=env, stdin=stdin, stdout=out, stderr=output, pass_fds=pass_fds, start_new_session=True, bufsize=0
+    )
+    return Process(popen, in_pid_namespace="--unshare-pid" in command[:8])

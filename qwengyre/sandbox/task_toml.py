@@ -1,0 +1,182 @@
+"""Values of one `task.toml` with the line that each stands on. Every finding is kept, not only the first."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from typing import Final, Literal
+
+Finding = tuple[int, Literal["error", "warning"], str]
+"""Line, severity, message."""
+
+KNOWN: Final[dict[str, frozenset[str]]] = {
+    "": frozenset(
+        [
+            "schema_version",
+            "version",
+            "task",
+            "metadata",
+            "agent",
+            "verifier",
+            "environment",
+            "solution",
+            "oracle",
+            "artifacts",
+            "steps",
+            "source",
+            "multi_step_reward_strategy",
+            "multi_step_reward_mode",
+            "extra",
+        ]
+    ),
+    "agent": frozenset(
+        ["timeout_sec", "user", "network_mode", "allowed_hosts", "env", "mcp_servers", "skills", "setup_timeout_sec"]
+    ),
+    "verifier": frozenset(
+        ["timeout_sec", "env", "user", "environment_mode", "environment", "collect", "network_mode", "allowed_hosts", "inputs"]
+    ),
+    "environment": frozenset(
+        [
+            "build_timeout_sec",
+            "docker_image",
+            "cpus",
+            "memory_mb",
+            "memory",
+            "storage_mb",
+            "storage",
+            "gpus",
+            "gpu_types",
+            "allow_internet",
+            "mcp_servers",
+            "env",
+            "skills_dir",
+            "healthcheck",
+            "workdir",
+            "network_mode",
+            "allowed_hosts",
+            "os",
+            "tpu",
+            "definition",
+        ]
+    ),
+}
+"""The keys of Harbor's schema, 1.0 to 1.4. `metadata`, `task` and the rest may hold anything."""
+
+UNSUPPORTED: Final[dict[tuple[str, str], str]] = {
+    ("", "steps"): "tasks of several steps cannot run here: make each step a task",
+    ("agent", "mcp_servers"): "MCP servers need a network, which this sandbox does not give",
+    ("environment", "mcp_servers"): "MCP servers need a network, which this sandbox does not give",
+    ("verifier", "collect"): "collect hooks belong to tasks of several containers, which cannot run here",
+}
+
+
+class TomlReader:
+    """Read typed values of a parsed `task.toml`; `findings` grows with what is wrong."""
+
+    def __init__(self, text: str, document: dict[str, object]):
+        self.lines = text.splitlines()
+        self.document = document
+        self.findings: list[Finding] = []
+
+    def seconds(self, table: str, key: str, default: float) -> float:
+        """A positive finite number of seconds."""
+        value = self._table(table).get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self._error(table, key, f"must be a number of seconds, not {_shown(value)}")
+        elif not (math.isfinite(value) and value > 0):
+            self._error(table, key, f"must be above 0 and finite, not {value}")
+        else:
+            return float(value)
+        return default
+
+    def variables(self, table: str, key: str) -> dict[str, str]:
+        """A table of environment variables. Values that quote the host's environment (`${X}`) are refused."""
+        value = self._table(table).get(key, {})
+        if not isinstance(value, dict):
+            self._error(table, key, f"must be a table of variables, not {_shown(value)}")
+            return {}
+        for name, text in value.items():
+            if not isinstance(text, str) or "\0" in text:
+                self._error(f"{table}.{key}", name, f"must be text, not {_shown(text)}")
+            elif "${" in text:
+                self._error(f"{table}.{key}", name, f"quotes the host's environment ({text}), which no sandbox is given")
+            elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                self._error(f"{table}.{key}", name, "not a name for an environment variable")
+        return {name: text for name, text in value.items() if isinstance(text, str)}
+
+    def interval(self, table: str, key: str, default: tuple[float, float]) -> tuple[float, float]:
+        """Two finite numbers, the lower one first."""
+        value = self._table(table).get(key, default)
+        numbers = [x for x in value if _is_finite(x)] if isinstance(value, list | tuple) else []
+        if len(numbers) != 2 or len(value) != 2 or numbers[0] >= numbers[1]:
+            self._error(table, key, f"must be [lowest, highest], not {_shown(value)}")
+            return default
+        return float(numbers[0]), float(numbers[1])
+
+    def check_known_keys(self) -> None:
+        """A key that looks like a misspelt known one is an error; any other unknown key a warning (Harbor ignores it)."""
+        for table, known in KNOWN.items():
+            for key in self._table(table):
+                if key in known:
+                    continue
+                nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+                if nearest:
+                    self._error(table, key, f"unknown; did you mean {nearest[0]}?")
+                else:
+                    self.findings.append((self._line_of(table, key), "warning", f"{_path(table, key)}: unknown, and ignored"))
+
+    def check_supported(self) -> None:
+        """What Harbor allows and this sandbox cannot give is an error; what it only approximates is a warning."""
+        for (table, key), reason in UNSUPPORTED.items():
+            if self._table(table).get(key):
+                self._error(table, key, reason)
+        environment = self._table("environment")
+        if environment.get("gpus"):
+            self._error("environment", "gpus", "this sandbox gives no GPU")
+        if environment.get("docker_image"):
+            message = f"{_path('environment', 'docker_image')}: not pulled; the task runs on the programs of this machine"
+            self.findings.append((self._line_of("environment", "docker_image"), "warning", message))
+
+    def _table(self, name: str) -> dict[str, object]:
+        if not name:
+            return self.document
+        value = self.document.get(name, {})
+        if isinstance(value, dict):
+            return value
+        finding = (self._line_of("", name), "error", f"{name}: must be a table, not {_shown(value)}")
+        if finding not in self.findings:
+            self.findings.append(finding)
+        return {}
+
+    def _error(self, table: str, key: str, message: str) -> None:
+        self.findings.append((self._line_of(table, key), "error", f"{_path(table, key)}: {message}"))
+
+    def _line_of(self, table: str, key: str) -> int:
+        """The line where `key` of `table` is set, else the line of the table, else of its parent (inline table), else 0."""
+        current, fallback = "", 0
+        wanted = _path(table, key)
+        for number, line in enumerate(self.lines, 1):
+            if header := re.match(r"\s*\[\[?\s*([^\]]+?)\s*\]", line):
+                current = header[1].replace('"', "")
+                if current == wanted:
+                    return number
+                fallback = number if current == table else fallback
+            elif assignment := re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", line):
+                path = _path(current, assignment[1].replace('"', "").replace("'", ""))
+                if path == wanted or path.startswith(wanted + "."):
+                    return number
+                fallback = number if path == table else fallback
+        return fallback
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _path(table: str, key: str) -> str:
+    return f"{table}.{key}" if table else key
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.60}"
