@@ -1,0 +1,74 @@
+"""Write and read metrics.jsonl; the writer feeds TensorBoard too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from qwengyre.core.errors import JournalCorrupt
+from qwengyre.telemetry.event_file import EventFile
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.telemetry.records import MetricRecord, scalars
+
+_DECODER = msgspec.json.Decoder(MetricRecord)
+
+
+class Metrics:
+    """The one writer of a run's metrics. A line that a kill left half written is cut when the run is resumed."""
+
+    def __init__(self, folder: RunFolder):
+        _cut_torn_line(folder.metrics)
+        self._file = open(folder.metrics, "ab")  # noqa: SIM115 (closed by `close`)
+        self._events = EventFile(folder.tensorboard, wall_time=time.time())
+        self._encode = msgspec.json.Encoder().encode
+
+    def record(self, record: MetricRecord) -> None:
+        """Append one record; it is visible to readers at once."""
+        self._file.write(self._encode(record) + b"\n")
+        self._file.flush()
+        step, values = scalars(record)
+        if values:
+            self._events.add(values, step=int(record.at) if step is None else step, wall_time=time.time())
+
+    def close(self) -> None:
+        self._file.close()
+        self._events.close()
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(path: str | Path) -> Iterator[MetricRecord]:
+    """Every record of a metrics file in order; none if there is no file yet. A last line without its end is left out.
+
+    Raises JournalCorrupt for a line that is no record.
+    """
+    path = Path(path)
+    if not path.exists():
+        return
+    offset = 0
+    with open(path, "rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield _DECODER.decode(line)
+            except msgspec.MsgspecError as error:
+                raise JournalCorrupt(
+                    str(path), offset=offset, reason=f"this line is no metric of this version ({error})"
+                ) from error
+            offset += len(line)
+
+
+def _cut_torn_line(path: Path) -> None:
+    if path.exists():
+        data = path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            with open(path, "r+b") as file:
+                file.truncate(data.rfind(b"\n") + 1)

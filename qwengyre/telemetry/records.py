@@ -1,0 +1,175 @@
+"""The lines of metrics.jsonl: what the report, the dashboard and TensorBoard are made of.
+
+`at` is seconds on the run's clock, which goes on where it stopped when a run is resumed. A step that is done again after a
+kill is written again; the later line counts.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+CellRole = Literal["rollout", "draining", "to_training", "training", "to_rollout", "lost"]
+
+
+class Metric(msgspec.Struct, frozen=True, tag=True):
+    at: float
+    """Seconds since the run began, pauses between a kill and a resume left out."""
+
+
+class RunBegan(Metric, frozen=True, tag=True):
+    """The first line, and one more at every resume."""
+
+    name: str
+    policy: str
+    """elastic, colocate or async."""
+    num_cells: int
+    num_steps: int
+    resumed: bool = False
+    executions_kept: int = 0
+    """At a resume: finished executions that are not run again."""
+    executions_redispatched: int = 0
+    """At a resume: live executions whose harness died with the controller."""
+
+
+class RolesChanged(Metric, frozen=True, tag=True):
+    cell: int
+    role: CellRole
+
+
+class WaterlevelSampled(Metric, frozen=True, tag=True):
+    """Whenever either number changes."""
+
+    waterlevel: int
+    """Executions dispatched and not finished."""
+    capacity: int
+    """Executions that the cells now in rollout can serve at once."""
+
+
+class RatesSampled(Metric, frozen=True, tag=True):
+    """Every few seconds."""
+
+    tokens_generated_per_s: float
+    tokens_trained_per_s: float
+    memory_gb: float
+    """PSS summed over all processes of the run."""
+
+
+class StepFinished(Metric, frozen=True, tag=True):
+    """One optimizer update."""
+
+    step: int
+    """Counted from 1: after it the weights are version `step`."""
+    reward_mean: float
+    """Over the valid executions of the step."""
+    reward_std: float
+    num_groups: int
+    num_executions: int
+    members: tuple[int, ...]
+    """Cells that trained in this step, core first."""
+    joins_mid_step: int
+    """Satellites that joined after the step's first micro-step had been claimed."""
+    tokens_trained: int
+    tokens_distinct: int
+    loss: float
+    entropy: float
+    """Mean over trained tokens, nats."""
+    gradient_norm: float
+    clip_fraction: float
+    """Share of the trajectories whose gradient the objective clipped away."""
+    log_ratio_mean: float
+    """Mean of logp_theta - behavior logp over trained tokens."""
+    log_ratio_max: float
+    staleness_mean: float
+    """Steps between dispatch and training, mean over the groups."""
+    staleness_max: int
+    token_staleness_mean: float
+    """Steps between the version that sampled a token and training, mean over trained tokens."""
+    seconds: float
+
+
+class EvaluationFinished(Metric, frozen=True, tag=True):
+    """Held-out tasks under one version."""
+
+    version: int
+    score: float
+    """Mean at the training temperature."""
+    greedy: float
+    """Mean at temperature 0."""
+    num_tasks: int
+    num_executions: int
+
+
+class CountsSampled(Metric, frozen=True, tag=True):
+    """Cumulative counts of the run, at every step."""
+
+    counts: dict[str, int]
+    """calls_moved, compactions, sub_agents, timeouts_scored, switches_to_training ...: fields of `Summary`."""
+
+
+class AuditFinished(Metric, frozen=True, tag=True):
+    """Engine log-probs against a trainer forward under each span's own version."""
+
+    max_logprob_gap: float
+    num_tokens: int
+    gap_by_version: dict[str, float] = {}
+
+
+class RunEnded(Metric, frozen=True, tag=True):
+    reason: str
+    """finished, stopped, or what failed."""
+
+
+MetricRecord = (
+    RunBegan
+    | RolesChanged
+    | WaterlevelSampled
+    | RatesSampled
+    | StepFinished
+    | EvaluationFinished
+    | CountsSampled
+    | AuditFinished
+    | RunEnded
+)
+
+
+def scalars(record: MetricRecord) -> tuple[int | None, dict[str, float]]:
+    """The step (None: use `at`) and the named numbers of a record, for curves.
+
+    >>> scalars(EvaluationFinished(at=3.0, version=4, score=0.5, greedy=0.6, num_tasks=20, num_executions=80))
+    (4, {'evaluation/score': 0.5, 'evaluation/greedy': 0.6})
+    """
+    chosen = CURVES.get(type(record))
+    if chosen is None:
+        return None, {}
+    prefix, step_field, fields = chosen
+    step = getattr(record, step_field) if step_field else None
+    return step, {f"{prefix}/{field}": float(getattr(record, field)) for field in fields}
+
+
+CURVES: Final[dict[type, tuple[str, str, tuple[str, ...]]]] = {
+    StepFinished: (
+        "train",
+        "step",
+        (
+            "reward_mean",
+            "reward_std",
+            "loss",
+            "entropy",
+            "gradient_norm",
+            "clip_fraction",
+            "log_ratio_mean",
+            "log_ratio_max",
+            "staleness_mean",
+            "token_staleness_mean",
+            "tokens_trained",
+            "joins_mid_step",
+            "seconds",
+        ),
+    ),
+    EvaluationFinished: ("evaluation", "version", ("score", "greedy")),
+    WaterlevelSampled: ("scheduler", "", ("waterlevel", "capacity")),
+    RatesSampled: ("rates", "", ("tokens_generated_per_s", "tokens_trained_per_s", "memory_gb")),
+}
+"""Record type -> prefix of its curves, field that counts the steps ("" : seconds of the run), fields to draw."""
