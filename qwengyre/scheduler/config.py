@@ -1,0 +1,91 @@
+"""The `[scheduler]` table of a run file."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+
+PolicyName = Literal["elastic", "colocate", "async"]
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything that decides. Defaults are those of PAPER.md's smallest setting; symbols in brackets are the paper's."""
+
+    policy: PolicyName = "elastic"
+    """`elastic`: cells leave one by one. `colocate`: all cells switch together. `async`: a fixed split."""
+    num_cells: int = 3
+    """Cells [K]; cell 0 is the core."""
+    slots_per_cell: int = 16
+    """Executions that one cell serves at once [C_e]."""
+    num_standalone: int = 0
+    """Engines that only ever do rollout."""
+    slots_per_standalone: int = 16
+    """Executions that one standalone engine serves at once."""
+    training_cells: int = 1
+    """`async` only: cells 0 .. n-1 always train, the others never do."""
+    streaming: bool | None = None
+    """Train on groups as they get ready, instead of on whole steps. Unset: yes for `elastic`, else no."""
+    steps: int = 10
+    """Optimizer steps of the run [S]."""
+    groups_per_step: int = 8
+    """Rollout groups that one step consumes [B]."""
+    executions_per_group: int = 8
+    """Executions of each query [N]."""
+    steps_per_burst: int = 2
+    """Steps between two publishes [mu]."""
+    dispatch_depth: float = 0.5
+    """How many steps' worth of groups run ahead of a burst [phi]; Q_b = (phi + mu) * B."""
+    two_way: bool = False
+    """At a boundary give back only as many cells as w and the coming dispatch need, instead of all of them."""
+    leave_only_for_work: bool = True
+    """A satellite leaves only if unclaimed work exists."""
+    evaluation_every_steps: int = 0
+    """Evaluate at the first boundary after every n steps; 0: never in between."""
+    evaluate_at_start: bool = False
+    """Evaluate version 0."""
+    evaluate_at_end: bool = False
+    """Evaluate the last version."""
+    evaluation_group_sizes: tuple[int, ...] = ()
+    """Executions of each group of one evaluation, in the order of dispatch: `[4, 4, 1, 1]` is two sampled, two greedy queries."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "num_cells", "slots_per_cell", "steps", "groups_per_step", "executions_per_group", "steps_per_burst")
+        _at_least(self, 1, "slots_per_standalone")
+        _at_least(self, 0, "num_standalone", "dispatch_depth", "evaluation_every_steps")
+        if not math.isfinite(self.dispatch_depth):
+            raise ValueError("dispatch_depth must be a number: how many steps' worth of groups run ahead")
+        if self.policy == "async":
+            _at_least(self, 1, "training_cells")
+            if self.training_cells >= self.num_cells + (self.num_standalone > 0):
+                raise ValueError(
+                    f"training_cells = {self.training_cells} of num_cells = {self.num_cells} leaves nothing to roll out: "
+                    "lower training_cells or add standalone engines"
+                )
+        wants_evaluation = self.evaluation_every_steps or self.evaluate_at_start or self.evaluate_at_end
+        if wants_evaluation and not self.evaluation_group_sizes:
+            raise ValueError(
+                "evaluation_group_sizes is empty, so there is nothing to evaluate: set it, or switch evaluations off"
+            )
+        if any(size < 1 for size in self.evaluation_group_sizes):
+            raise ValueError("evaluation_group_sizes: every group needs at least 1 execution")
+
+    @property
+    def streams(self) -> bool:
+        return self.policy == "elastic" if self.streaming is None else self.streaming
+
+    def num_groups_due(self, version: int) -> int:
+        """Training groups dispatched in all once `version` is published: min(S*B, (v + phi + mu) * B)."""
+        depth = math.floor((version + self.dispatch_depth + self.steps_per_burst) * self.groups_per_step + 1e-9)
+        return min(self.steps * self.groups_per_step, depth)
+
+    def burst_end(self, version: int) -> int:
+        """Steps done when the burst that began at `version` is over."""
+        return min(self.steps, version + self.steps_per_burst)
+
+
+def _at_least(config: SchedulerConfig, least: int, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name) >= least:
+            raise ValueError(f"{name} = {getattr(config, name)} is too small: at least {least}")

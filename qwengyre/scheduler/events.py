@@ -1,0 +1,155 @@
+"""What the scheduler is told. Every event carries `at`, seconds on the driver's clock, never decreasing.
+
+Most events answer a command and echo its `ticket` (the table is in `commands`). An answer whose ticket is no longer awaited,
+because its cell or its step was lost meanwhile, is ignored: a driver never has to fence late answers itself.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from qwengyre.core.ids import CellId, ExecutionId, GroupId, MicroStepId
+
+
+class Event(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, gc=False):
+    at: float
+    """Seconds on the driver's clock; the scheduler has no other notion of now."""
+
+
+class RunStarted(Event, frozen=True, tag=True):
+    """All cells are up in the rollout role and serve version 0. The first event, once."""
+
+
+class ExecutionEnded(Event, frozen=True, tag=True, gc=False):
+    """An execution is over, scored or dropped: its harness is gone and its outcome durable."""
+
+    execution: ExecutionId
+    attempt: int
+    """As in its `Start`; an end of an earlier attempt is ignored."""
+
+
+class ExecutionLost(Event, frozen=True, tag=True, gc=False):
+    """The harness died with its controller: the execution is to be started again from its task."""
+
+    execution: ExecutionId
+    attempt: int
+
+
+class GroupReady(Event, frozen=True, tag=True):
+    """Answers `PrepareGroup`: the trajectories of a group are chosen and cut into micro-steps."""
+
+    group: GroupId
+    micro_steps: tuple[MicroStepId, ...]
+    """In the order to compute them. May be empty: equal rewards leave nothing to learn, but the group counts."""
+    num_valid: int
+    """Executions of the group that count in E, the divisor of the step's loss."""
+
+
+class CellDrained(Event, frozen=True, tag=True):
+    """Answers `Drain`: every move is routed, no call is left at the cell, its pinned KV was confirmed or given up."""
+
+    ticket: int
+    cell: CellId
+
+
+class CellInTraining(Event, frozen=True, tag=True):
+    """Answers `SwitchToTraining`."""
+
+    ticket: int
+    cell: CellId
+
+
+class CellInRollout(Event, frozen=True, tag=True):
+    """Answers `ReturnToRollout`: the engine serves again, with the weights of the published version."""
+
+    ticket: int
+    cell: CellId
+
+
+class StepOpened(Event, frozen=True, tag=True):
+    """Answers `OpenStep`: the core's snapshot is exposed and its accumulator is zero."""
+
+    ticket: int
+
+
+class StepJoined(Event, frozen=True, tag=True):
+    """Answers `JoinStep`: the satellite holds the step's snapshot and its accumulator is zero."""
+
+    ticket: int
+    cell: CellId
+
+
+class MicroStepDone(Event, frozen=True, tag=True, gc=False):
+    """Answers `Compute`: the gradient is in the cell's own accumulator, not yet in the core's."""
+
+    ticket: int
+    cell: CellId
+
+
+class StepReduced(Event, frozen=True, tag=True):
+    """Answers `CloseStep`: the sum over all members lies in the core's scratch, and all members have confirmed."""
+
+    ticket: int
+
+
+class StepDone(Event, frozen=True, tag=True):
+    """Answers `RunOptimizer`: the core holds the weights of the next step."""
+
+    ticket: int
+
+
+class CheckpointSaved(Event, frozen=True, tag=True):
+    """A checkpoint from which the core can be restored after `step` steps is durable. Unasked, at any time."""
+
+    step: int
+
+
+class Published(Event, frozen=True, tag=True):
+    """Answers `Publish`: the version is durable, and every cell and standalone engine that serves has it."""
+
+    ticket: int
+
+
+class CellLost(Event, frozen=True, tag=True):
+    """A cell's process is gone, with its accumulator, its KV and (the core) the weights since the last checkpoint."""
+
+    cell: CellId
+
+
+class CellReturned(Event, frozen=True, tag=True):
+    """A new process of a lost cell is up in the rollout role, with the weights of the published version."""
+
+    cell: CellId
+    step: int | None = None
+    """The core only: steps done in the checkpoint that it was restored from."""
+
+
+class StandaloneLost(Event, frozen=True, tag=True):
+    index: int
+
+
+class StandaloneReturned(Event, frozen=True, tag=True):
+    index: int
+
+
+AnyEvent = (
+    RunStarted
+    | ExecutionEnded
+    | ExecutionLost
+    | GroupReady
+    | CellDrained
+    | CellInTraining
+    | CellInRollout
+    | StepOpened
+    | StepJoined
+    | MicroStepDone
+    | StepReduced
+    | StepDone
+    | CheckpointSaved
+    | Published
+    | CellLost
+    | CellReturned
+    | StandaloneLost
+    | StandaloneReturned
+)
+"""The union to decode a journal with: `msgspec.msgpack.Decoder(AnyEvent)`."""

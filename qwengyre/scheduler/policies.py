@@ -1,0 +1,114 @@
+"""The policies: who leaves next, and how many stay in training at a boundary. Everything else is common to all.
+
+Elastic is PAPER.md's; the comparisons are DESIGN.md's Colocate and Async under the same dispatch.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from qwengyre.scheduler.cells import CORE, Cell, CellState
+from qwengyre.scheduler.state import State
+from qwengyre.scheduler.training import StepState
+
+
+def may_leave(waterlevel: int, capacity: int, cell_share: int) -> bool:
+    """Whether what stays can serve all unfinished work: w(t) <= C_R(t) - C_e (PAPER.md, elastic scheduler).
+
+    >>> may_leave(5, capacity=8, cell_share=4), may_leave(4, capacity=8, cell_share=4)
+    (False, True)
+    """
+    return waterlevel <= capacity - cell_share
+
+
+class Policy(Protocol):
+    """Pure decisions over the state."""
+
+    def serves(self, state: State, cell: Cell) -> bool:
+        """Whether the cell takes executions when it is in rollout."""
+
+    def leavers(self, state: State) -> list[Cell]:
+        """The cells that leave for training now, in the order of leaving."""
+
+    def num_kept(self, state: State) -> int:
+        """How many of the prefix stay in training at a boundary; the coming dispatch is already in w."""
+
+
+class Elastic:
+    """One cell at a time, as the waterlevel falls; a growing prefix until the burst ends."""
+
+    def serves(self, state: State, cell: Cell) -> bool:
+        return True
+
+    def leavers(self, state: State) -> list[Cell]:
+        if state.cells.num_in_transit or not _is_join_window_open(state):
+            return []
+        cell = state.cells.next_to_leave()
+        if cell is None or not may_leave(state.waterlevel, state.capacity, state.config.slots_per_cell):
+            return []
+        if cell.cell == CORE:
+            return [cell] if state.has_data else []
+        if state.cells.core.state is not CellState.TRAINING:
+            return []
+        return [cell] if state.has_unclaimed_work or not state.config.leave_only_for_work else []
+
+    def num_kept(self, state: State) -> int:
+        """The core alone if it finds data; with `two_way` the longest prefix that w does not need back."""
+        prefix = state.cells.prefix
+        if not prefix or prefix[0].cell != CORE or not state.has_data or state.num_steps_to_open <= 0:
+            return 0
+        spare = (state.capacity_total - state.waterlevel) // state.config.slots_per_cell
+        return max(0, min(spare, len(prefix) if state.config.two_way else 1))
+
+
+class Colocate:
+    """All cells together, when what never leaves can serve what is unfinished (without standalone engines: w = 0)."""
+
+    def serves(self, state: State, cell: Cell) -> bool:
+        return True
+
+    def leavers(self, state: State) -> list[Cell]:
+        if state.cells.num_in_transit or not _is_join_window_open(state):
+            return []
+        cell = state.cells.next_to_leave()
+        if cell is None:
+            return []
+        is_led = state.has_data if cell.cell == CORE else state.cells.core.state is CellState.TRAINING
+        if not is_led:
+            return []
+        cells = state.cells.in_rollout()
+        return cells if may_leave(state.waterlevel, state.capacity, state.slots(cells)) else []
+
+    def num_kept(self, state: State) -> int:
+        prefix = state.cells.prefix
+        if not prefix or prefix[0].cell != CORE or not state.has_data or state.num_steps_to_open <= 0:
+            return 0
+        stays = state.waterlevel <= state.capacity_total - state.slots(prefix)
+        return len(prefix) if stays else 0
+
+
+class Async:
+    """A fixed split: the first cells go to training when the run starts and never come back; the others never leave."""
+
+    def serves(self, state: State, cell: Cell) -> bool:
+        return cell.cell >= state.config.training_cells
+
+    def leavers(self, state: State) -> list[Cell]:
+        if len(state.cells.prefix) >= state.config.training_cells:
+            return []
+        return [cell for cell in state.cells.all[: state.config.training_cells] if cell.state is CellState.ROLLOUT]
+
+    def num_kept(self, state: State) -> int:
+        return len(state.cells.prefix)
+
+
+POLICIES: Final[dict[str, type[Policy]]] = {"elastic": Elastic, "colocate": Colocate, "async": Async}
+
+
+def _is_join_window_open(state: State) -> bool:
+    """Who arrives now can still join a step of this burst: it shuts at the optimizer of the last step, and while publishing."""
+    if state.must_publish or state.training.state is StepState.PUBLISHING:
+        return False
+    if state.training.state in (StepState.REDUCING, StepState.OPTIMIZING):
+        return state.num_steps_to_open > 0
+    return state.steps_done < state.burst_end

@@ -1,0 +1,104 @@
+"""What the scheduler knows, and the quantities that its rules are written in (derived in docs/scheduler.md)."""
+
+from __future__ import annotations
+
+from qwengyre.buffer.groups import Group, GroupBuffer
+from qwengyre.core.ids import GroupId
+from qwengyre.scheduler.cells import Cell, Cells, CellState
+from qwengyre.scheduler.commands import Command
+from qwengyre.scheduler.config import SchedulerConfig
+from qwengyre.scheduler.placement import Placement
+from qwengyre.scheduler.training import StepState, Training
+
+
+class State:
+    """Counters and parts. Only `Scheduler` changes it; policies read it."""
+
+    def __init__(self, config: SchedulerConfig):
+        self.config = config
+        self.cells = Cells(config.num_cells)
+        self.placement = Placement()
+        self.groups = GroupBuffer()
+        self.training = Training()
+        self.version = -1
+        """The published version: steps done at the last publish; -1 before the run starts."""
+        self.steps_done = 0
+        self.durable_step = 0
+        """Steps of the newest checkpoint that the core can be restored from."""
+        self.epoch = 0
+        """Rises whenever a cell is lost or comes back."""
+        self.next_group = GroupId(0)
+        self.num_train_groups = 0
+        """Training groups dispatched."""
+        self.num_dispatched = 0
+        """d(t): executions, evaluations included."""
+        self.num_ended = 0
+        """f(t)"""
+        self.consumed: dict[int, list[Group]] = {}
+        """Groups of the steps whose result is not durable, by step."""
+        self.standalone_alive = [True] * config.num_standalone
+        self.evaluations: dict[int, list[GroupId]] = {}
+        """Groups of each evaluation that is under way or done, by version."""
+        self.evaluation_left: dict[int, int] = {}
+        """Groups of each evaluation that are not over."""
+        self.awaited: dict[int, Command] = {}
+        """Commands without an answer yet, by ticket."""
+        self.is_finished = False
+
+    @property
+    def waterlevel(self) -> int:
+        """w(t) = d(t) - f(t): executions dispatched and not ended, the queue included."""
+        return self.num_dispatched - self.num_ended
+
+    @property
+    def capacity(self) -> int:
+        """C_R(t): slots of the servers that take executions now."""
+        return self.placement.capacity
+
+    @property
+    def capacity_total(self) -> int:
+        """Slots if every cell that lives were in rollout."""
+        config = self.config
+        return self.cells.num_alive * config.slots_per_cell + sum(self.standalone_alive) * config.slots_per_standalone
+
+    @property
+    def burst_end(self) -> int:
+        """Steps done when the present burst is over."""
+        return self.config.burst_end(self.version)
+
+    @property
+    def must_publish(self) -> bool:
+        """The burst's last step is done and not yet published."""
+        return self.version < self.steps_done == self.burst_end
+
+    @property
+    def num_steps_to_open(self) -> int:
+        """Steps of this burst that can still be opened."""
+        is_open = self.training.state not in (StepState.NONE, StepState.PUBLISHING)
+        return self.burst_end - self.steps_done - is_open
+
+    @property
+    def has_data(self) -> bool:
+        """A step that opened now would have something to take: any ready group when streaming, else a whole step's."""
+        return self.groups.num_ready >= (1 if self.config.streams else self.config.groups_per_step)
+
+    @property
+    def may_take(self) -> bool:
+        """The open step has room for one more group, and one is ready."""
+        return len(self.training.taken) < self.config.groups_per_step and self.groups.num_ready > 0
+
+    @property
+    def has_unclaimed_work(self) -> bool:
+        """A cell that arrived in training now would find something to compute in this burst."""
+        training = self.training
+        if training.state in (StepState.OPENING, StepState.OPEN) and (len(training.queue) or self.may_take):
+            return True
+        return self.num_steps_to_open > 0 and self.has_data
+
+    def slots(self, cells: list[Cell]) -> int:
+        return len(cells) * self.config.slots_per_cell
+
+    @property
+    def core_may_train(self) -> bool:
+        """The core lives and is, or may go, in training."""
+        return self.cells.core.state in (CellState.ROLLOUT, CellState.TRAINING)

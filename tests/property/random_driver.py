@@ -1,0 +1,187 @@
+"""A driver that answers the scheduler's commands in random order and loses anything at any moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import numpy as np
+
+from qwengyre.core.ids import CellId
+from qwengyre.scheduler import commands as cmd
+from qwengyre.scheduler import events as ev
+from qwengyre.scheduler.cells import CORE, CellState
+from qwengyre.scheduler.config import SchedulerConfig
+from qwengyre.scheduler.scheduler import Scheduler
+
+ANSWER = {
+    cmd.Drain: ev.CellDrained,
+    cmd.SwitchToTraining: ev.CellInTraining,
+    cmd.ReturnToRollout: ev.CellInRollout,
+    cmd.JoinStep: ev.StepJoined,
+    cmd.Compute: ev.MicroStepDone,
+    cmd.OpenStep: ev.StepOpened,
+    cmd.CloseStep: ev.StepReduced,
+    cmd.RunOptimizer: ev.StepDone,
+    cmd.Publish: ev.Published,
+}
+WITH_CELL = (ev.CellDrained, ev.CellInTraining, ev.CellInRollout, ev.StepJoined, ev.MicroStepDone)
+
+
+class RandomDriver:
+    """Keeps every command that awaits an answer, answers one at random, sometimes breaks something instead.
+
+    Answers of processes that died meanwhile are sometimes delivered all the same: the scheduler has to ignore them.
+    """
+
+    def __init__(self, config: SchedulerConfig, rng: np.random.Generator, fault_rate: float):
+        self.scheduler = Scheduler(config)
+        self.rng, self.fault_rate = rng, fault_rate
+        self.pending: list[cmd.Command] = []
+        self.running: dict[str, int] = {}
+        self.ended: Counter[str] = Counter()
+        self.dispatched: set[str] = set()
+        self.core_step = 0
+        self.durable_step = 0
+        self.is_finished = False
+        self.events: list[ev.Event] = []
+        self.commands: list[list[cmd.Command]] = []
+
+    def run(self, max_events: int = 100_000) -> None:
+        """Drive to the end of the run, checking every invariant after every event."""
+        self._send(ev.RunStarted(at=0.0))
+        while not self.is_finished:
+            assert len(self.events) < max_events, "the run does not end"
+            at = float(len(self.events))
+            fault = self._fault(at) if self.rng.random() < self.fault_rate else None
+            if fault is None:
+                fault = self._answer(at)
+            if fault is None:
+                fault = self._repair(at)
+            assert fault is not None, f"stuck: {self.scheduler.awaited()}"
+            self._send(fault)
+        assert self.ended.keys() == self.dispatched and set(self.ended.values()) == {1}
+
+    def _send(self, event: ev.Event) -> None:
+        out = self.scheduler.handle(event)
+        self.scheduler.validate()
+        self.events.append(event)
+        self.commands.append(out)
+        for command in out:
+            self._take(command)
+
+    def _take(self, command: cmd.Command) -> None:
+        match command:
+            case cmd.Start(execution, attempt, _):
+                self.running[execution] = attempt
+            case cmd.Dispatch(group, _, _, num):
+                self.dispatched |= {f"e{group:06d}-{i}" for i in range(num)}
+            case cmd.Publish(_, version):
+                assert version >= self.durable_step
+                self.pending.append(command)
+            case cmd.FinishRun():
+                self.is_finished = True
+            case cmd.PrepareGroup() | cmd.Drain():
+                self.pending.append(command)
+            case _ if type(command) in ANSWER:
+                self.pending.append(command)
+
+    def _answer(self, at: float) -> ev.Event | None:
+        num = len(self.pending) + min(len(self.running), 4)
+        if not num:
+            return None
+        index = int(self.rng.integers(num))
+        if index >= len(self.pending):
+            return self._end(at)
+        self.pending[index], self.pending[-1] = self.pending[-1], self.pending[index]
+        command = self.pending.pop()
+        if isinstance(command, cmd.PrepareGroup):
+            num_micro_steps = int(self.rng.integers(0, 5))
+            micro_steps = tuple(f"m{command.group}-{i}" for i in range(num_micro_steps))
+            return ev.GroupReady(at, group=command.group, micro_steps=micro_steps, num_valid=int(self.rng.integers(0, 5)))
+        if isinstance(command, cmd.Publish):
+            self.durable_step = max(self.durable_step, command.version)
+        if isinstance(command, cmd.RunOptimizer) and command.ticket in self.scheduler.state.awaited:
+            self.core_step = command.step + 1
+        kind = ANSWER[type(command)]
+        return kind(at, command.ticket, command.cell) if kind in WITH_CELL else kind(at, command.ticket)
+
+    def _end(self, at: float) -> ev.Event:
+        executions = sorted(self.running)
+        execution = executions[int(self.rng.integers(len(executions)))]
+        if self.rng.random() < self.fault_rate:
+            attempt = self.running.pop(execution)
+            return ev.ExecutionLost(at, execution, attempt)
+        self.ended[execution] += 1
+        return ev.ExecutionEnded(at, execution, self.running.pop(execution))
+
+    def _fault(self, at: float) -> ev.Event | None:
+        state = self.scheduler.state
+        kind = int(self.rng.integers(4))
+        if kind == 0:
+            return self._repair(at)
+        if kind == 1 and state.standalone_alive:
+            index = int(self.rng.integers(len(state.standalone_alive)))
+            return ev.StandaloneLost(at, index) if state.standalone_alive[index] else ev.StandaloneReturned(at, index)
+        if kind == 2 and self.core_step > self.durable_step:
+            self.durable_step = self.core_step
+            return ev.CheckpointSaved(at, self.durable_step)
+        cell = state.cells.all[int(self.rng.integers(len(state.cells.all)))]
+        if cell.state is CellState.LOST:
+            return None
+        self._forget(cell.cell)
+        return ev.CellLost(at, cell.cell)
+
+    def _forget(self, cell: CellId) -> None:
+        """Drop most of what a dead process would have answered."""
+        keep = self.rng.random() < 0.3
+        of_core = (cmd.OpenStep, cmd.CloseStep, cmd.RunOptimizer, cmd.Publish)
+        self.pending = [
+            c
+            for c in self.pending
+            if (keep and not isinstance(c, cmd.Publish))
+            or not (getattr(c, "cell", None) == cell or (cell == CORE and isinstance(c, of_core)))
+        ]
+
+    def _repair(self, at: float) -> ev.Event | None:
+        state = self.scheduler.state
+        lost = [c.cell for c in state.cells.all if c.state is CellState.LOST]
+        if lost:
+            cell = lost[int(self.rng.integers(len(lost)))]
+            if cell == CORE:
+                self.core_step = self.durable_step
+            return ev.CellReturned(at, cell, self.durable_step if cell == CORE else None)
+        dead = [i for i, is_alive in enumerate(state.standalone_alive) if not is_alive]
+        return ev.StandaloneReturned(at, dead[0]) if dead else None
+
+
+def random_config(rng: np.random.Generator) -> SchedulerConfig:
+    policy = str(rng.choice(["elastic", "elastic", "colocate", "async"]))
+    num_cells = int(rng.integers(2 if policy == "async" else 1, 7))
+    return SchedulerConfig(
+        policy=policy,
+        num_cells=num_cells,
+        slots_per_cell=int(rng.integers(1, 9)),
+        num_standalone=int(rng.integers(0, 3)),
+        slots_per_standalone=int(rng.integers(1, 9)),
+        training_cells=int(rng.integers(1, max(2, num_cells))),
+        streaming=[None, True, False][int(rng.integers(3))],
+        steps=int(rng.integers(1, 9)),
+        groups_per_step=int(rng.integers(1, 5)),
+        executions_per_group=int(rng.integers(1, 5)),
+        steps_per_burst=int(rng.integers(1, 4)),
+        dispatch_depth=float(rng.choice([0.0, 0.3, 0.5, 1.0, 2.0])),
+        two_way=bool(rng.integers(2)),
+        leave_only_for_work=bool(rng.integers(2)),
+        evaluation_every_steps=int(rng.integers(0, 4)),
+        evaluate_at_start=bool(rng.integers(2)),
+        evaluate_at_end=bool(rng.integers(2)),
+        evaluation_group_sizes=(2, 1),
+    )
+
+
+def replay(config: SchedulerConfig, journal: list[bytes]) -> list[bytes]:
+    """Feed a journal of encoded events to a new scheduler; return the encoded commands of each."""
+    decoder = msgspec.msgpack.Decoder(ev.AnyEvent)
+    scheduler = Scheduler(config)
+    return [msgspec.msgpack.encode(scheduler.handle(decoder.decode(event))) for event in journal]
