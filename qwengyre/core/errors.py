@@ -21,7 +21,8 @@
     ├── TrainerError           a model, row or step that cannot be trained
     │   ├── UnsupportedModel
     │   ├── PathTooLong
-    │   └── NonFiniteLoss
+    │   ├── NonFiniteLoss
+    │   └── MembershipBroken
     ├── SandboxError           isolation that cannot be given
     ├── EvaluatorFailed        the evaluator crashed: not a score of 0
     └── CellFailed             a cell died, stalled, or answered from another epoch
@@ -143,15 +144,38 @@ class TrainerError(QwenGyreError):
 
 
 class UnsupportedModel(TrainerError):
-    pass
+    """A model that would be trained silently wrong, refused before the first step."""
+
+    def __init__(self, model: str, reason: str):
+        self.model, self.reason = model, reason
+        super().__init__(f"{model} cannot be trained over trees: {reason}")
 
 
 class PathTooLong(TrainerError):
-    pass
+    """More distinct tokens than a row may have."""
+
+    def __init__(self, micro_step: str, *, execution: str, num_tokens: int, max_tokens: int):
+        self.micro_step, self.execution, self.num_tokens, self.max_tokens = micro_step, execution, num_tokens, max_tokens
+        super().__init__(
+            f"micro-step {micro_step} (execution {execution}): {num_tokens} distinct tokens > {max_tokens};"
+            " raise trainer.max_row_tokens or lower the buffer's budget"
+        )
 
 
 class NonFiniteLoss(TrainerError):
-    pass
+    """The step that holds it is not applied."""
+
+    def __init__(self, model: str, *, execution: str, path: int, what: str):
+        self.model, self.execution, self.path, self.what = model, execution, path, what
+        super().__init__(f"{model}, execution {execution}, path {path}: {what}; the step will not be applied")
+
+
+class MembershipBroken(TrainerError):
+    """A sum over cells did not happen: somebody is gone or late. Own sums are unharmed; connect again under a new epoch."""
+
+    def __init__(self, *, rank: int, epoch: int, num_members: int, reason: str):
+        self.rank, self.epoch, self.num_members, self.reason = rank, epoch, num_members, reason
+        super().__init__(f"membership epoch {epoch}, seen by rank {rank}: {num_members} cells did not come together: {reason}")
 
 
 class SandboxError(QwenGyreError):

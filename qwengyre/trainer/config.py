@@ -52,8 +52,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Optimizer steps between checkpoints."""
     reduce_timeout_s: float = 30.0
     """Deadline of one collective between cells."""
-    threads: int = 1
-    """CPU threads of the trainer."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """Of weights, gradients and optimizer state."""
 
     def __post_init__(self) -> None:
         positive = ("learning_rate", "max_gradient_norm", "token_weight_cap", "sequence_constant", "reduce_timeout_s")
@@ -61,7 +61,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be a positive number, not {value}")
-        for name in ("max_row_tokens", "chunk_tokens", "head_chunk_tokens", "checkpoint_every", "threads"):
+        for name in ("max_row_tokens", "chunk_tokens", "head_chunk_tokens", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("warmup_steps", "weight_decay", "kl_coefficient", "clip_low", "clip_high", "merge_prompt_tokens"):

@@ -54,3 +54,12 @@ class StepStats(msgspec.Struct, frozen=True):
     learning_rate: float
     update_norm: float
     seconds: float
+
+
+class AuditReport(msgspec.Struct, frozen=True):
+    """Recorded log-probs against a forward under each token's own policy version."""
+
+    num_tokens: int
+    max_logprob_gap: float
+    mean_logprob_gap: float
+    worst_execution: str

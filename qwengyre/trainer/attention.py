@@ -1,0 +1,126 @@
+"""Attention over a tree row: one causal square per chain, merged with full rectangles by log-sum-exp. Exact, no copies.
+
+`n` rows of this call, `R` rows of the whole row, `Hk` key heads, `G` query heads per key head, `d` head size.
+
+Registered with transformers as `qwengyre-chains`; the plan travels as the forward keyword `tree`. Every block is
+differentiated with the *merged* output and log-sum-exp (softmax over a union of blocks: FlashAttention-2, arXiv
+2307.08691, section 3.1), so that dK and dV accumulate in place and nothing is gathered or kept twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qwengyre.trainer.cache import LayerCache, TreePlan
+from qwengyre.trainer.kernels import kernel_for
+from qwengyre.trainer.windows import WindowAttention
+
+NAME = "qwengyre-chains"
+
+
+def register() -> None:
+    """Make `attn_implementation="qwengyre-chains"` known to transformers. Doing it again changes nothing."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, chain_attention)
+    AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The plan says who sees whom."""
+
+
+def chain_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    tree: TreePlan | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention signature: query (1, Hk * G, n, d), key and value (1, Hk, n, d) -> (1, n, Hk * G, d)."""
+    if tree is None:
+        raise TypeError(f"attention {NAME!r} needs the keyword `tree`; call the model through trainer.tree_model")
+    tree.attention_calls += 1
+    cache = tree.layer(module.layer_idx, key, value)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if sliding_window is not None and tree.longest > sliding_window:
+        return WindowAttention.apply(query, key, value, tree, sliding_window, scale, cache), None
+    return ChainAttention.apply(query, key, value, tree, scale, cache), None
+
+
+class ChainAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query: Tensor, key: Tensor, value: Tensor, tree: TreePlan, scale: float, cache: LayerCache | None):
+        kernel = kernel_for(query)
+        heads, keys, values = _views(query, key, value, cache)
+        groups, n = heads.shape[1], heads.shape[2]
+        out = query.new_empty(1, n, query.shape[1], query.shape[3])
+        out_heads = _heads(out, key.shape[1])
+        lse = query.new_empty(key.shape[1], groups, n, dtype=kernel.lse_dtype(query))
+        first = tree.squares.start
+        for a, b in tree.squares.causal:
+            rows = slice(a - first, b - first)
+            part, part_lse = kernel.forward(heads[:, :, rows], keys[:, :, a:b], values[:, :, a:b], True, scale)
+            out_heads[:, :, rows] = part
+            lse[:, :, rows] = part_lse
+        for block in tree.squares.full:
+            rows, cols = slice(block.row_start - first, block.row_end - first), slice(block.key_start, block.key_end)
+            part, part_lse = kernel.forward(heads[:, :, rows], keys[:, :, cols], values[:, :, cols], False, scale)
+            _merge(out_heads[:, :, rows], lse[:, :, rows], part, part_lse)
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.tree, ctx.scale, ctx.cache = tree, scale, cache
+        return out
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        query, key, value, out, lse = ctx.saved_tensors
+        kernel, scale, cache, squares = kernel_for(query), ctx.scale, ctx.cache, ctx.tree.squares
+        heads, keys, values = _views(query, key, value, cache)
+        grad_heads, out_heads = _heads(grad, key.shape[1]), _heads(out, key.shape[1])
+        d_query = torch.zeros_like(out)
+        d_heads = _heads(d_query, key.shape[1])
+        d_key, d_value = (torch.zeros_like(key[0]), torch.zeros_like(value[0])) if cache is None else cache.gradients()
+        first = squares.start
+        blocks = [(a, b, a, b, True) for a, b in squares.causal]
+        blocks += [(f.row_start, f.row_end, f.key_start, f.key_end, False) for f in squares.full]
+        for a, b, c, d, causal in blocks:
+            rows, cols = slice(a - first, b - first), slice(c, d)
+            dq, dk, dv = kernel.backward(
+                grad_heads[:, :, rows],
+                (heads[:, :, rows], keys[:, :, cols], values[:, :, cols]),
+                (out_heads[:, :, rows], lse[:, :, rows]),
+                causal,
+                scale,
+            )
+            d_heads[:, :, rows] += dq
+            d_key[:, cols] += dk.sum(1)
+            d_value[:, cols] += dv.sum(1)
+        own = slice(first, squares.end)
+        return d_query.transpose(1, 2), d_key[:, own][None], d_value[:, own][None], None, None, None
+
+
+def _heads(rows: Tensor, key_heads: int) -> Tensor:
+    """(1, n, Hk * G, d) seen as (Hk, G, n, d)."""
+    return rows[0].transpose(0, 1).unflatten(0, (key_heads, -1))
+
+
+def _views(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries as (Hk, G, n, d); keys and values as (Hk, G, R, d) with stride 0 over G: nothing is repeated."""
+    heads = query[0].unflatten(0, (key.shape[1], -1))
+    keys, values = (key[0], value[0]) if cache is None else (cache.key, cache.value)
+    groups = heads.shape[1]
+    return heads, keys[:, None].expand(-1, groups, -1, -1), values[:, None].expand(-1, groups, -1, -1)
+
+
+def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """In place: the softmax over both key sets, from the softmax over each and its log-sum-exp."""
+    merged = torch.logaddexp(lse, part_lse)
+    out.mul_((lse - merged).exp_().unsqueeze(-1)).add_(part * (part_lse - merged).exp_().unsqueeze(-1))
+    lse.copy_(merged)

@@ -1,0 +1,89 @@
+"""All parameters of a model as one flat array, and all gradients as another: copies, sums and updates are one operation.
+
+`N` numbers of all parameters. Parameters and their `.grad` become views; autograd accumulates into the flat array in place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+NUM_COUNTERS = 2
+"""Numbers behind the gradient that are summed with it: trained tokens, trained trajectories."""
+
+
+class FlatParameters:
+    def __init__(self, model: nn.Module, dtype: torch.dtype):
+        """Move the parameters of `model` (tied ones once) into one array of `dtype`."""
+        self.parameters = dict(model.named_parameters())
+        self.shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
+        sizes = [p.numel() for p in self.parameters.values()]
+        ends = np.cumsum(sizes).tolist()
+        self.spans = {name: (end - size, end) for name, size, end in zip(self.parameters, sizes, ends, strict=True)}
+        self.num_parameters = ends[-1]
+        self.dtype = dtype
+        self.weights = torch.cat([p.detach().to(dtype).reshape(-1) for p in self.parameters.values()])
+        self._gradient: Tensor | None = None
+        self._bind_weights()
+
+    @property
+    def has_memory(self) -> bool:
+        return self._gradient is not None
+
+    @property
+    def gradient(self) -> Tensor:
+        """(N + NUM_COUNTERS,): sums, not means; allocated at first use."""
+        if self._gradient is None:
+            self.restore()
+        return self._gradient
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        return {name: flat[a:b].view(self.shapes[name]) for name, (a, b) in self.spans.items()}
+
+    def decay_mask(self) -> Tensor:
+        """1.0 where weight decay applies (matrices), 0.0 elsewhere (N,)."""
+        mask = torch.zeros_like(self.weights)
+        for name, (a, b) in self.spans.items():
+            if len(self.shapes[name]) >= 2:
+                mask[a:b] = 1.0
+        return mask
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The weights by Hugging Face name; views, no copy."""
+        return {name: view.numpy() for name, view in self.views(self.weights).items()}
+
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Copy in, by name. Raises KeyError and ValueError for a name or shape that does not fit."""
+        if missing := self.spans.keys() - tensors.keys():
+            raise KeyError(f"weights lack {sorted(missing)[:3]}")
+        for name, view in self.views(self.weights).items():
+            if tensors[name].shape != view.shape:
+                raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, the model has {tuple(view.shape)}")
+            view.copy_(tensors[name])
+
+    def zero_gradient(self) -> None:
+        self.gradient.zero_()
+
+    def release(self, *, keep_weights: bool) -> None:
+        """Give back the gradient, and the weights too unless `keep_weights`."""
+        self._gradient = None
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if not keep_weights:
+            self.weights.untyped_storage().resize_(0)
+
+    def restore(self) -> None:
+        """Take the memory again. Weights that were released hold nothing until they are loaded."""
+        storage = self.weights.untyped_storage()
+        num_bytes = self.num_parameters * self.weights.element_size()
+        if storage.size() != num_bytes:
+            storage.resize_(num_bytes)
+        if self._gradient is None:
+            self._gradient = torch.zeros(self.num_parameters + NUM_COUNTERS, dtype=self.dtype)
+            for name, view in self.views(self._gradient).items():
+                self.parameters[name].grad = view
+
+    def _bind_weights(self) -> None:
+        for name, view in self.views(self.weights).items():
+            self.parameters[name].data = view

@@ -1,0 +1,74 @@
+"""Log-probs and entropy from hidden states without keeping logits, and the backward of any loss whose coefficients are known.
+
+`O` trained tokens, `H` hidden size, `V` vocabulary. Logits exist for `chunk` tokens at a time. With coef = dloss/dlogp known,
+the gradient of the logits is coef * (onehot - softmax) / T: one chunk of logits is turned into its gradient in place.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class HeadResult:
+    """logp (O,) of the targets under softmax(logits / T), entropy (O,) in nats; what the backward needs."""
+
+    __slots__ = ("entropy_O", "logits", "logp_O", "lse_O")
+
+    def __init__(self, num_targets: int, like: Tensor):
+        self.logp_O, self.entropy_O, self.lse_O = (like.new_empty(num_targets) for _ in range(3))
+        self.logits: Tensor | None = None
+        """Scaled logits, kept when all targets fit in one chunk."""
+
+
+@torch.no_grad()
+def logprobs(hidden_OH: Tensor, weight_VH: Tensor, target_O: Tensor, temperature_O: Tensor, chunk: int) -> HeadResult:
+    """
+    >>> h, w = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 0.0], [0.0, 0.0]])
+    >>> round(logprobs(h, w, torch.tensor([1]), torch.tensor([1.0]), 8).logp_O.item(), 4)
+    -0.6931
+    """
+    num_targets = len(target_O)
+    result = HeadResult(num_targets, hidden_OH)
+    for start in range(0, num_targets, chunk):
+        part = slice(start, min(start + chunk, num_targets))
+        logits = (hidden_OH[part] @ weight_VH.T).div_(temperature_O[part, None])
+        lse = torch.logsumexp(logits, dim=-1)
+        result.lse_O[part] = lse
+        result.logp_O[part] = logits.gather(1, target_O[part, None])[:, 0] - lse
+        if num_targets <= chunk:
+            result.logits = logits
+            result.entropy_O[part] = lse - (torch.exp(logits - lse[:, None]) * logits).sum(-1)
+        else:
+            mean = torch.einsum("ov,ov->o", torch.exp(logits - lse[:, None]), logits)
+            result.entropy_O[part] = lse - mean
+    return result
+
+
+@torch.no_grad()
+def backward(
+    result: HeadResult,
+    coef_O: Tensor,
+    inputs: tuple[Tensor, Tensor],
+    targets: tuple[Tensor, Tensor],
+    weight_grad_VH: Tensor,
+    chunk: int,
+) -> Tensor:
+    """Add d sum(coef * logp) / dweight into `weight_grad_VH`; return the gradient of the hidden states (O, H).
+
+    `inputs` are (hidden_OH, weight_VH), `targets` are (target_O, temperature_O) as given to `logprobs`.
+    """
+    (hidden_OH, weight_VH), (target_O, temperature_O) = inputs, targets
+    d_hidden_OH = torch.empty_like(hidden_OH)
+    for start in range(0, len(target_O), chunk):
+        part = slice(start, min(start + chunk, len(target_O)))
+        logits = result.logits
+        if logits is None:
+            logits = (hidden_OH[part] @ weight_VH.T).div_(temperature_O[part, None])
+        scale = (coef_O[part] / temperature_O[part])[:, None]
+        d_logits = logits.sub_(result.lse_O[part, None]).exp_().mul_(-scale)
+        d_logits.scatter_add_(1, target_O[part, None], scale)
+        d_hidden_OH[part] = d_logits @ weight_VH
+        weight_grad_VH.addmm_(d_logits.T, hidden_OH[part])
+    result.logits = None
+    return d_hidden_OH

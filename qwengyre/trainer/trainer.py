@@ -1,0 +1,269 @@
+"""The trainer of one cell: sums of gradients over the micro-steps it claims; on the core also the optimizer.
+
+Nothing is divided until the step closes: E is not known before. Synchronous, one thread, one owner.
+
+    core       begin_step  compute*  [reduce]  apply  expose  save_checkpoint
+    satellite  pull  begin_step  compute*  [reduce]
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwengyre.core.errors import NonFiniteLoss, TrainerError
+from qwengyre.core.records import MicroStep, Trajectory
+from qwengyre.trainer import audit, checkpoint, rows
+from qwengyre.trainer.aggregation import divisor
+from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.flat import NUM_COUNTERS, FlatParameters
+from qwengyre.trainer.objectives import TokenBatch, TokenLoss, coefficients
+from qwengyre.trainer.optimizer import AdamW
+from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
+from qwengyre.trainer.tree_model import RowOutput, TreeModel
+from qwengyre.transfer.api import Carrier, Exposure
+
+
+class Trainer:
+    def __init__(self, model_dir: Path, config: TrainerConfig, carrier: Carrier):
+        """Load a Hugging Face folder. Raises UnsupportedModel for a model that tree rows would train wrongly."""
+        self.model_dir, self.config, self.carrier = Path(model_dir), config, carrier
+        self.tree_model = TreeModel.load(self.model_dir, config)
+        self.flat = FlatParameters(self.tree_model.model, getattr(torch, config.dtype))
+        self.optimizer: AdamW | None = None
+        self.exposure: Exposure | None = None
+        self.step = -1
+        self.computed: list[str] = []
+        """Micro-steps whose gradient is in the sums of this step."""
+        self.rejected: list[MicroStep] = []
+        """Micro-steps of this step whose loss was not finite, kept for inspection."""
+        self.reference: Tensor | None = self.flat.weights.clone() if config.kl_coefficient else None
+        self._pulled = False
+
+    def begin_step(self, step: int) -> None:
+        """Zero the sums."""
+        self.step, self.computed, self.rejected = step, [], []
+        self.flat.zero_gradient()
+
+    def compute(self, micro_step: MicroStep) -> MicroStepStats:
+        """Add the gradient of one micro-step to the sums; all of it or, when this raises, nothing.
+
+        Raises NonFiniteLoss (the step will not be applied), PathTooLong, TrainerError.
+        """
+        started = time.perf_counter()
+        if micro_step.step != self.step:
+            raise TrainerError(f"{micro_step.micro_step} belongs to step {micro_step.step}, this trainer is in step {self.step}")
+        laid = rows.build(micro_step, self.config)
+        result = _Result()
+        if len(laid.targets.token_O):
+            self.flat.restore()
+            reference_O = self._reference_logprobs(laid)
+            result = self._train(micro_step, laid, reference_O)
+        self.computed.append(micro_step.micro_step)
+        self.flat.gradient[-NUM_COUNTERS:] += torch.tensor([len(laid.targets.token_O), len(laid.targets.num_tokens_J)])
+        return result.stats(micro_step, laid, time.perf_counter() - started)
+
+    def flat_gradient(self) -> Tensor:
+        """(N + 2,): the sums of this step and, behind them, trained tokens and trajectories. A view, not a copy."""
+        return self.flat.gradient
+
+    def apply(self, num_executions: int, summed: Tensor | None = None) -> StepStats:
+        """Close the step on the core: divide once, clip, update. `summed` is `Members.reduce`'s result, else own sums.
+
+        With nothing to divide by, a gradient that is not finite, or a rejected micro-step, nothing changes and the
+        reason is returned.
+        """
+        started = time.perf_counter()
+        sums = self.flat.gradient if summed is None else summed
+        num_tokens, num_trajectories = sums[-NUM_COUNTERS:].tolist()
+        by = divisor(
+            self.config.aggregation, num_executions=num_executions, num_tokens=num_tokens, num_trajectories=num_trajectories
+        )
+        gradient_N = sums[:-NUM_COUNTERS] / by if by else sums[:-NUM_COUNTERS] * 0
+        norm = float(torch.linalg.vector_norm(gradient_N)) if by else math.nan
+        reason = self._refusal(num_executions, by, norm)
+        scale, rate, update_norm = 1.0, 0.0, 0.0
+        if not reason:
+            scale = min(1.0, self.config.max_gradient_norm / (norm + 1e-6))
+            optimizer = self._core_optimizer()
+            rate = optimizer.learning_rate()
+            update_norm = optimizer.update(self.flat.weights, gradient_N.mul_(scale))
+        seconds = time.perf_counter() - started
+        return StepStats(self.step, not reason, reason, num_executions, norm, scale, rate, update_norm, seconds)
+
+    def expose(self, version: int, epoch: int = 0) -> Exposure:
+        """Core: put the present weights where others read them, under `version`. The same memory every time."""
+        arrays = self.flat.arrays()
+        if self.exposure is None or self.exposure.epoch != epoch:
+            if self.exposure is not None:
+                self.carrier.release(self.exposure)
+            self.exposure = self.carrier.expose(arrays, version=version, epoch=epoch)
+            return self.exposure
+        self.carrier.begin_write(self.exposure)
+        for name, buffer in self.carrier.buffers(self.exposure).items():
+            np.copyto(buffer, arrays[name])
+        self.exposure = self.carrier.republish(self.exposure, version=version)
+        return self.exposure
+
+    def pull(self, exposure: Exposure) -> None:
+        """Satellite: read the core's snapshot in place. Raises StaleRead, TransferError: then the weights are unusable."""
+        self.flat.restore()
+        self._pulled = True
+        self.carrier.read(exposure, into=self.flat.arrays())
+
+    def offload(self) -> None:
+        """Give back gradients, and weights that another cell owns."""
+        self.flat.release(keep_weights=not self._pulled)
+
+    def restore(self) -> None:
+        """Take the memory of a step again. A satellite's weights are unusable until it pulls."""
+        self.flat.restore()
+
+    def logprobs(self, trajectory: Trajectory, temperature: float) -> np.ndarray:
+        """Log-prob of every token of one path under the present weights, float32 (T,); 0 for the first."""
+        return audit.path_logprobs(self.tree_model, trajectory, temperature)
+
+    def audit(self, micro_steps: Sequence[MicroStep], snapshots_dir: Path) -> AuditReport:
+        """Compare recorded log-probs with a forward under the version that sampled each token; the weights come back."""
+        before = self.flat.weights.clone()
+        try:
+            return audit.audit(self.tree_model, micro_steps, lambda version: self._load_snapshot(snapshots_dir, version))
+        finally:
+            self.flat.weights.copy_(before)
+
+    def save_weights(self, path: Path) -> None:
+        """The present weights as one safetensors file, atomically."""
+        checkpoint.write_weights(Path(path), self.flat.arrays())
+
+    def save_checkpoint(self, directory: Path, step: int, extra: dict | None = None) -> None:
+        """Core: weights, optimizer and `extra`, durable when this returns."""
+        optimizer = self._core_optimizer()
+        moments = {
+            name: {key: view.numpy() for key, view in self.flat.views(flat).items()}
+            for name, flat in (("first", optimizer.first_N), ("second", optimizer.second_N))
+        }
+        meta = {"step": step, "num_updates": optimizer.num_updates, "extra": extra or {}}
+        checkpoint.write(Path(directory), self.model_dir, self.flat.arrays(), moments, meta)
+
+    def load_checkpoint(self, directory: Path) -> dict:
+        """Core: take weights and optimizer back; return the JSON that was saved (`step`, `num_updates`, `extra`)."""
+        weights, moments, meta = checkpoint.read(Path(directory))
+        self.flat.restore()
+        self.flat.load({name: torch.from_numpy(array) for name, array in weights.items()})
+        optimizer = self._core_optimizer()
+        for name, flat in (("first", optimizer.first_N), ("second", optimizer.second_N)):
+            for key, view in self.flat.views(flat).items():
+                view.copy_(torch.from_numpy(moments[name][key]))
+        optimizer.num_updates = meta["num_updates"]
+        self.step, self._pulled = meta["step"], False
+        return meta
+
+    def _train(self, micro_step: MicroStep, laid: rows.MicroStepRow, reference_O: Tensor | None) -> _Result:
+        targets, result = laid.targets, _Result()
+        as_tensor = _converter(self.flat.dtype)
+        behavior_O = as_tensor(targets.behavior_O)
+        weight_O = as_tensor(targets.weight_O)
+
+        def coefficients_of(logp_O: Tensor) -> Tensor:
+            batch = TokenBatch(
+                logp_O,
+                behavior_O,
+                as_tensor(targets.advantage_O),
+                torch.from_numpy(targets.trajectory_O),
+                torch.from_numpy(targets.num_tokens_J),
+                reference_O,
+            )
+            coef_O, loss = coefficients(batch, weight_O, self.config)
+            self._refuse_non_finite(micro_step, targets, {"log-prob": logp_O, "loss": loss.loss_O, "loss gradient": coef_O})
+            result.record_loss(loss, weight_O, batch)
+            return coef_O
+
+        result.record_output(self.tree_model.train(laid.row, targets, coefficients_of), behavior_O)
+        return result
+
+    def _refuse_non_finite(self, micro_step: MicroStep, targets: rows.Targets, arrays_O: dict[str, Tensor]) -> None:
+        for what, values_O in arrays_O.items():
+            bad_O = ~torch.isfinite(values_O)
+            if bad_O.any():
+                first = int(bad_O.nonzero()[0])
+                self.rejected.append(micro_step)
+                execution, path = targets.origin_J[int(targets.trajectory_O[first])]
+                raise NonFiniteLoss(
+                    self.tree_model.name, execution=execution, path=path, what=f"{what} is {float(values_O[first])}"
+                )
+
+    def _refusal(self, num_executions: int, by: float, norm: float) -> str:
+        if self.rejected:
+            return f"non-finite loss in {', '.join(m.micro_step for m in self.rejected)}"
+        if not num_executions:
+            return "no executions"
+        if not by:
+            return "nothing was trained"
+        return "" if math.isfinite(norm) else "non-finite gradient"
+
+    def _reference_logprobs(self, laid: rows.MicroStepRow) -> Tensor | None:
+        if self.reference is None:
+            return None
+        present = self.flat.weights.clone()
+        self.flat.weights.copy_(self.reference)
+        try:
+            return self.tree_model.logprobs(laid.row, laid.targets).logp_O
+        finally:
+            self.flat.weights.copy_(present)
+
+    def _core_optimizer(self) -> AdamW:
+        if self.optimizer is None:
+            self.optimizer = AdamW(self.flat.weights, self.flat.decay_mask(), self.config)
+        return self.optimizer
+
+    def _load_snapshot(self, snapshots_dir: Path, version: int) -> None:
+        weights = checkpoint.read_weights(Path(snapshots_dir) / f"v{version:06d}.safetensors")
+        self.flat.load({name: torch.from_numpy(array) for name, array in weights.items()})
+
+
+class _Result:
+    """Numbers of one micro-step on their way into MicroStepStats."""
+
+    def __init__(self) -> None:
+        self.loss = self.entropy = self.log_ratio = self.log_ratio_max = 0.0
+        self.tokens_clipped = self.tokens_capped = self.trajectories_clipped = 0
+
+    def record_loss(self, loss: TokenLoss, weight_O: Tensor, batch: TokenBatch) -> None:
+        self.loss = float(loss.loss_O @ weight_O)
+        self.tokens_clipped, self.tokens_capped = int(loss.clipped_O.sum()), int(loss.capped_O.sum())
+        clipped_J = torch.bincount(batch.trajectory_O[loss.clipped_O], minlength=len(batch.num_tokens_J))
+        self.trajectories_clipped = int((clipped_J == batch.num_tokens_J).sum())
+
+    def record_output(self, output: RowOutput, behavior_O: Tensor) -> None:
+        ratio_O = output.logp_O - behavior_O
+        self.entropy, self.log_ratio = float(output.entropy_O.sum()), float(ratio_O.sum())
+        self.log_ratio_max = float(ratio_O.abs().max())
+
+    def stats(self, micro_step: MicroStep, laid: rows.MicroStepRow, seconds: float) -> MicroStepStats:
+        return MicroStepStats(
+            micro_step=micro_step.micro_step,
+            executions=len(micro_step.executions),
+            executions_skipped=laid.num_skipped,
+            trajectories=len(laid.targets.num_tokens_J),
+            trajectories_clipped=self.trajectories_clipped,
+            tokens_trained=len(laid.targets.token_O),
+            tokens_distinct=laid.row.num_rows,
+            tokens_flat=laid.row.num_flat,
+            loss=self.loss,
+            entropy=self.entropy,
+            log_ratio=self.log_ratio,
+            log_ratio_max=self.log_ratio_max,
+            tokens_clipped=self.tokens_clipped,
+            tokens_capped=self.tokens_capped,
+            seconds=seconds,
+        )
+
+
+def _converter(dtype: torch.dtype) -> Callable[[np.ndarray], Tensor]:
+    return lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(dtype)

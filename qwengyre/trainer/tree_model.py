@@ -1,0 +1,180 @@
+"""A Hugging Face model that reads tree rows: log-probs of tokens given their ancestors, and the backward of any loss of them.
+
+`R` rows, `n` rows of one chunk, `O` targets, `H` hidden size.
+
+Short rows run forward and backward once. Long rows run in two passes over chunks (gradient as of the whole row, memory of
+one chunk plus keys, values and their gradients):
+
+1. without gradients, in row order, chunk by chunk: keys and values of every row and the log-prob of every target;
+2. coef = dloss/dlogp, for any loss over all log-probs;
+3. chunks in reverse: recompute, backward of sum(coef * logp); what later chunks sent to this chunk's keys comes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from qwengyre.core.errors import UnsupportedModel
+from qwengyre.trainer import attention, head
+from qwengyre.trainer.cache import RowCache, TreePlan
+from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.norms import replace_norms
+from qwengyre.trainer.rows import Targets
+from qwengyre.trajectory.layout import TreeRow, squares
+
+KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention"})
+
+Coefficients = Callable[[Tensor], Tensor]
+"""logp (O,) -> dloss/dlogp (O,)."""
+
+
+class RowOutput:
+    """Log-probs and entropies of the targets (O,), in the order of the targets."""
+
+    __slots__ = ("entropy_O", "logp_O")
+
+    def __init__(self, logp_O: Tensor, entropy_O: Tensor):
+        self.logp_O, self.entropy_O = logp_O, entropy_O
+
+
+class TreeModel:
+    def __init__(self, model: nn.Module, config: TrainerConfig):
+        """Take over `model` (a causal LM of transformers). Raises UnsupportedModel."""
+        self.name = type(model).__name__
+        self.model, self.config = model, config
+        refuse_unsupported(model)
+        attention.register()
+        model.set_attn_implementation(attention.NAME)
+        model.eval()
+        self.body, self.output = model.base_model, model.get_output_embeddings()
+        self.num_attention_layers = num_attention_layers(model)
+
+    @staticmethod
+    def load(model_dir: Path, config: TrainerConfig) -> TreeModel:
+        """Read a folder as `save_pretrained` writes it."""
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, config.dtype))
+        replace_norms(model)
+        return TreeModel(model, config)
+
+    @torch.no_grad()
+    def logprobs(self, row: TreeRow, targets: Targets) -> RowOutput:
+        """Log-prob and entropy of every target. No gradient, memory of one chunk."""
+        inputs = _TargetTensors(targets, self.output.weight.dtype)
+        cache = RowCache(row.num_rows) if row.num_rows > self.config.chunk_tokens else None
+        parts = []
+        for start, end in self._chunks(row):
+            at = inputs.within(start, end)
+            hidden_OH = self._hidden(row, start, end, cache)[inputs.row_O[at] - start]
+            parts.append(self._head(hidden_OH, inputs, at))
+        return RowOutput(torch.cat([p.logp_O for p in parts]), torch.cat([p.entropy_O for p in parts]))
+
+    def train(self, row: TreeRow, targets: Targets, coefficients: Coefficients) -> RowOutput:
+        """Forward, ask for dloss/dlogp, backward: gradients are added to the parameters' `.grad`."""
+        inputs = _TargetTensors(targets, self.output.weight.dtype)
+        if row.num_rows <= self.config.chunk_tokens:
+            hidden_RH = self._hidden(row, 0, row.num_rows, None)
+            result = self._head(hidden_RH.detach()[inputs.row_O], inputs, slice(None))
+            self._backward(hidden_RH, result, coefficients(result.logp_O), inputs, slice(None), 0)
+            return RowOutput(result.logp_O, result.entropy_O)
+        return self._train_in_chunks(row, inputs, coefficients)
+
+    def _train_in_chunks(self, row: TreeRow, inputs: _TargetTensors, coefficients: Coefficients) -> RowOutput:
+        cache = RowCache(row.num_rows)
+        chunks, results, hidden_nH = list(self._chunks(row)), [], None
+        for start, end in chunks:
+            at = inputs.within(start, end)
+            with torch.set_grad_enabled(end == row.num_rows):
+                hidden_nH = self._hidden(row, start, end, cache)
+            results.append(self._head(hidden_nH.detach()[inputs.row_O[at] - start], inputs, at))
+            if end != row.num_rows:
+                results[-1].logits = None
+        output = RowOutput(torch.cat([r.logp_O for r in results]), torch.cat([r.entropy_O for r in results]))
+        coef_O = coefficients(output.logp_O)
+        for (start, end), result in zip(reversed(chunks), reversed(results), strict=True):
+            at = inputs.within(start, end)
+            if hidden_nH is None:
+                hidden_nH = self._hidden(row, start, end, cache)
+            self._backward(hidden_nH, result, coef_O[at], inputs, at, start)
+            hidden_nH = None
+        return output
+
+    def _chunks(self, row: TreeRow) -> Iterator[tuple[int, int]]:
+        size = self.config.chunk_tokens
+        for start in range(0, row.num_rows, size):
+            yield start, min(start + size, row.num_rows)
+
+    def _hidden(self, row: TreeRow, start: int, end: int, cache: RowCache | None) -> Tensor:
+        """Last hidden states of rows [start, end) (n, H)."""
+        plan = TreePlan(row, squares(row, start, end), cache)
+        output = self.body(
+            input_ids=torch.from_numpy(row.token_ids_R[start:end].astype(np.int64))[None],
+            position_ids=torch.from_numpy(row.position_R[start:end].astype(np.int64))[None],
+            use_cache=False,
+            tree=plan,
+        )
+        if plan.attention_calls != self.num_attention_layers:
+            raise UnsupportedModel(
+                self.name, f"{self.num_attention_layers} layers attend but {plan.attention_calls} asked for attention"
+            )
+        return output.last_hidden_state[0]
+
+    def _head(self, hidden_OH: Tensor, inputs: _TargetTensors, at: slice) -> head.HeadResult:
+        weight = self.output.weight.detach()
+        return head.logprobs(hidden_OH, weight, inputs.token_O[at], inputs.temperature_O[at], self.config.head_chunk_tokens)
+
+    def _backward(
+        self, hidden_nH: Tensor, result: head.HeadResult, coef_O: Tensor, inputs: _TargetTensors, at: slice, start: int
+    ) -> None:
+        weight, rows_O = self.output.weight, inputs.row_O[at] - start
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        states = (hidden_nH.detach()[rows_O], weight.detach())
+        targets = (inputs.token_O[at], inputs.temperature_O[at])
+        d_hidden_OH = head.backward(result, coef_O, states, targets, weight.grad, self.config.head_chunk_tokens)
+        d_hidden_nH = torch.zeros_like(hidden_nH).index_add_(0, rows_O, d_hidden_OH)
+        hidden_nH.backward(d_hidden_nH)
+
+
+class _TargetTensors:
+    """Targets as tensors; `within` finds those of a chunk, since they are sorted by row."""
+
+    def __init__(self, targets: Targets, dtype: torch.dtype):
+        self._rows = targets.row_O
+        self.row_O = torch.from_numpy(targets.row_O.astype(np.int64))
+        self.token_O = torch.from_numpy(targets.token_O)
+        self.temperature_O = torch.from_numpy(targets.temperature_O).to(dtype)
+
+    def within(self, start: int, end: int) -> slice:
+        return slice(*np.searchsorted(self._rows, [start, end]).tolist())
+
+
+def num_attention_layers(model: nn.Module) -> int:
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * model.config.num_hidden_layers
+    return sum(kind != "linear_attention" for kind in kinds)
+
+
+def refuse_unsupported(model: nn.Module) -> None:
+    """Raise UnsupportedModel for what would be silently wrong on a tree row."""
+    name, config = type(model).__name__, model.config
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UnsupportedModel(name, "it does not go through transformers' AttentionInterface")
+    unknown = set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYERS
+    if unknown:
+        raise UnsupportedModel(name, f"layers of type {', '.join(sorted(unknown))} are not handled")
+    if "linear_attention" in (getattr(config, "layer_types", None) or ()):
+        raise UnsupportedModel(name, "layers of type linear_attention are not handled")
+    output = model.get_output_embeddings()
+    if output is None or getattr(output, "bias", None) is not None:
+        raise UnsupportedModel(name, "its output layer is not one matrix without bias")
+    if getattr(config, "final_logit_softcapping", None):
+        raise UnsupportedModel(name, "final_logit_softcapping is not handled")
+    for dropout in ("attention_dropout", "hidden_dropout", "resid_pdrop"):
+        if getattr(config, dropout, 0.0):
+            raise UnsupportedModel(name, f"{dropout} = {getattr(config, dropout)} must be 0: log-probs must not be random")
