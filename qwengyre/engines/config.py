@@ -1,0 +1,45 @@
+"""Settings of an engine: the `[engine]` table of a run file."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a cell serves calls. The defaults suit a model of about a million parameters on one core."""
+
+    engine: Literal["embedded", "paced", "scripted"] = "embedded"
+    """`embedded`: torch in the cell's process. `paced`: scripted tokens at the speed of an emulated device."""
+    max_running: int = 16
+    """Calls that decode together; the others wait."""
+    max_waiting: int = 256
+    """Calls that may wait; one more is refused with EngineUnavailable, so that the gateway holds it."""
+    max_context_tokens: int = 2048
+    """Prompt and output of one call together. Memory of a running call's row is taken when it is first used."""
+    block_size: int = 16
+    """Tokens in one block of the prefix cache."""
+    kv_blocks: int = 4096
+    """Blocks of the prefix cache."""
+    prefill_chunk: int = 512
+    """Most prompt tokens that one iteration computes, so that decoding calls wait no longer than that."""
+    stream_interval: int = 8
+    """Tokens of one call that are sent together. Aborts, ends and publishes send what there is."""
+    num_threads: int = 1
+    """Threads of torch inside the engine."""
+    command_deadline_s: float = 120.0
+    """Longest wait for the engine's thread to take a command; then EngineUnavailable."""
+    pin_deadline_s: float = 60.0
+    """Exported KV that nobody released by then is freed."""
+
+    def __post_init__(self) -> None:
+        positive = ("max_running", "max_waiting", "block_size", "prefill_chunk", "stream_interval", "num_threads", "kv_blocks")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, is {getattr(self, name)}")
+        if self.max_context_tokens < 2:
+            raise ValueError(f"max_context_tokens must be at least 2, is {self.max_context_tokens}")
+        for name in ("command_deadline_s", "pin_deadline_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be positive, is {getattr(self, name)}")

@@ -1,0 +1,334 @@
+"""The embedded engine: `EngineCore` in a thread of its own behind the asyncio face of `engines.api`.
+
+    event loop                                    engine thread
+      generate / abort / pause ... --commands-->    take commands, iterate, take commands ...
+      one callback per iteration  <--chunks-----    all chunks of the iteration at once
+
+The thread alone owns the core. The event loop never waits for it; it is told by `call_soon_threadsafe`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+
+from qwengyre.core.errors import EngineError, EngineUnavailable, KVRefused, QwenGyreError, TransferError
+from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
+from qwengyre.engines.config import EngineConfig
+from qwengyre.engines.core import EngineCore
+from qwengyre.engines.model import read_spec, read_weights
+from qwengyre.transfer.api import Carrier, Exposure
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+KV_EPOCH = 0
+"""Exported KV is never rewritten, so one epoch is enough; its version is that of the weights."""
+
+
+class EmbeddedEngine:
+    """A Qwen3 model on the CPU of this process. Implements `engines.api.Engine`.
+
+    Starts with the weights of `model_dir` as version 0; `start_offloaded` starts without memory, for `restore`.
+    """
+
+    def __init__(self, model_dir: Path, carrier: Carrier, config: EngineConfig, *, start_offloaded: bool = False):
+        self.config, self.spec = config, read_spec(model_dir)
+        self._carrier = carrier
+        self._core: EngineCore | None = None
+        self._totals = EngineStats(0, 0, 0, 0, 0, 0.0)
+        self._busy_s = 0.0
+        self._pinned: dict[str, tuple[Exposure, float]] = {}
+        self._handles = itertools.count()
+        self._streams: dict[str, asyncio.Queue[TokenChunk | EngineError]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._paused = self._closed = False
+        if not start_offloaded:
+            self._core = EngineCore(self.spec, config, version=0)
+            self._core.weights.load(read_weights(model_dir))
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        request_id = request.request_id
+        if request_id in self._streams:
+            raise EngineUnavailable(f"request {request_id} is running already")
+        stream = self._streams[request_id] = asyncio.Queue()
+        finished = False
+        try:
+            await self._do(lambda: self._submit(request))
+            while not finished:
+                chunk = await stream.get()
+                if isinstance(chunk, EngineError):
+                    raise chunk
+                finished = chunk.finish_reason is not None
+                yield chunk
+        finally:
+            del self._streams[request_id]
+            if not finished:
+                with contextlib.suppress(EngineUnavailable):
+                    self._post(lambda: self._abort([request_id]))
+
+    async def abort(self, request_ids: list[str]) -> None:
+        await self._do(lambda: self._abort(request_ids))
+
+    async def pause(self, mode: Literal["keep", "abort"]) -> None:
+        await self._do(lambda: self._pause(mode))
+
+    async def resume(self) -> None:
+        await self._do(self._resume)
+
+    async def update_weights(self, snapshot: Exposure, version: int) -> None:
+        await self._do(lambda: self._update_weights(snapshot, version))
+
+    async def export_kv(self, token_ids: bytes) -> KVHandle | None:
+        return await self._do(lambda: self._export_kv(np.frombuffer(token_ids, np.int32)))
+
+    async def import_kv(self, handle: KVHandle) -> int:
+        return await self._do(lambda: self._import_kv(handle))
+
+    async def release(self, handle_id: str) -> None:
+        await self._do(lambda: self._release(handle_id))
+
+    async def offload(self) -> None:
+        await self._do(self._offload)
+
+    async def restore(self, snapshot: Exposure, version: int) -> None:
+        await self._do(lambda: self._restore(snapshot, version))
+
+    def capacity(self) -> Capacity:
+        """As of the last iteration; 0 blocks when offloaded."""
+        core = self._core
+        if core is None:
+            return Capacity(0, 0, 0, 0, 0)
+        return Capacity(core.num_running, len(core.waiting), core.cache.num_free, self.config.kv_blocks, core.memory.num_bytes)
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities("embedded", self._fingerprint(), self.config.max_context_tokens, moves_kv=True, exact_logprobs=True)
+
+    def stats(self) -> EngineStats:
+        core = self._core
+        counts = self._totals if core is None else _add_counts(self._totals, core)
+        return msgspec.structs.replace(counts, busy_s=self._busy_s)
+
+    async def close(self) -> None:
+        """Stop the thread and free everything; running calls end with EngineUnavailable. Twice is harmless."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join, self.config.command_deadline_s)
+
+    # Below: the engine thread.
+
+    def _run(self) -> None:
+        torch.set_num_threads(self.config.num_threads)
+        reason = "the engine was closed"
+        try:
+            while not self._closed:
+                self._take_commands()
+                if not self._is_idle():
+                    started = time.perf_counter()
+                    self._deliver(self._need_core().iterate())
+                    self._busy_s += time.perf_counter() - started
+        except Exception as error:
+            log.exception("engine_failed")
+            reason = f"the engine failed: {error!r}"
+        self._stop(reason)
+
+    def _stop(self, reason: str) -> None:
+        with self._wake:
+            self._closed = True
+        while self._commands:
+            self._commands.popleft()()
+        self._tell(self._fail_streams, EngineUnavailable(reason))
+        for handle_id in list(self._pinned):
+            self._release(handle_id)
+        self._core = None
+
+    def _take_commands(self) -> None:
+        """Run the commands that have come; wait for one when there is nothing else to do."""
+        self._expire_pins()
+        with self._wake:
+            if not self._commands and not self._closed and self._is_idle():
+                self._wake.wait(self.config.pin_deadline_s if self._pinned else None)
+        while self._commands:
+            self._commands.popleft()()
+
+    def _is_idle(self) -> bool:
+        return self._core is None or self._paused or not self._core.has_work()
+
+    def _submit(self, request: GenerateRequest) -> None:
+        core = self._need_core()
+        if request.kv is not None:
+            try:
+                self._import_kv(request.kv)
+            except (KVRefused, TransferError) as error:
+                log.info("kv_not_imported", extra={"request": request.request_id, "reason": str(error)})
+        core.submit(request)
+
+    def _abort(self, request_ids: list[str]) -> None:
+        if self._core is not None:
+            self._core.abort(request_ids)
+            self._deliver(self._core.take_chunks())
+
+    def _pause(self, mode: Literal["keep", "abort"]) -> None:
+        self._paused = True
+        if self._core is not None:
+            if mode == "abort":
+                self._core.abort_all()
+            self._core.flush()
+            self._deliver(self._core.take_chunks())
+
+    def _resume(self) -> None:
+        self._paused = False
+
+    def _update_weights(self, snapshot: Exposure, version: int) -> None:
+        self._need_core().load_weights(self._carrier.read(snapshot), version)
+        self._deliver(self._need_core().take_chunks())
+
+    def _export_kv(self, token_ids: np.ndarray) -> KVHandle | None:
+        core = self._need_core()
+        blocks, num_tokens = core.cache.match(token_ids)
+        if not num_tokens:
+            return None
+        kv = core.memory.blocks.index_select(0, torch.tensor(blocks)).numpy()
+        arrays = {"token_ids": np.ascontiguousarray(token_ids[:num_tokens]), "kv": kv}
+        exposure = self._carrier.expose(arrays, version=core.version, epoch=KV_EPOCH)
+        handle_id = f"{exposure.location}/{next(self._handles)}"
+        self._pinned[handle_id] = exposure, time.monotonic() + self.config.pin_deadline_s
+        return KVHandle(handle_id, exposure, num_tokens, self._fingerprint(), core.version)
+
+    def _import_kv(self, handle: KVHandle) -> int:
+        core = self._need_core()
+        if handle.fingerprint != self._fingerprint():
+            raise KVRefused(f"KV of layout {handle.fingerprint}, this engine has {self._fingerprint()}")
+        if handle.version != core.version:
+            raise KVRefused(f"KV of version {handle.version}, this engine has {core.version}")
+        arrays = self._carrier.read(handle.exposure)
+        token_ids, size = arrays["token_ids"], self.config.block_size
+        placed = core.cache.insert(token_ids)
+        if placed:
+            sources = torch.tensor([start // size for start, _ in placed])
+            blocks = torch.tensor([block for _, block in placed])
+            core.memory.blocks.index_copy_(0, blocks, torch.from_numpy(arrays["kv"]).index_select(0, sources))
+            core.counts.tokens_imported += min(placed[-1][0] + size, len(token_ids)) - placed[0][0]
+        return core.cache.match(token_ids)[1]
+
+    def _release(self, handle_id: str) -> None:
+        if pinned := self._pinned.pop(handle_id, None):
+            self._carrier.release(pinned[0])
+
+    def _expire_pins(self) -> None:
+        now = time.monotonic()
+        for handle_id in [handle_id for handle_id, (_, deadline) in self._pinned.items() if deadline < now]:
+            log.warning("kv_pin_expired", extra={"handle": handle_id})
+            self._release(handle_id)
+
+    def _offload(self) -> None:
+        if self._core is None:
+            return
+        if self._core.has_work():
+            raise EngineError(f"{self._core.num_running + len(self._core.waiting)} calls are running: abort them first")
+        self._totals, self._core = _add_counts(self._totals, self._core), None
+
+    def _restore(self, snapshot: Exposure, version: int) -> None:
+        if self._core is not None:
+            self._update_weights(snapshot, version)
+            return
+        parameters = self._carrier.read(snapshot)
+        core = EngineCore(self.spec, self.config, version=version)
+        core.weights.load(parameters)
+        self._core = core
+
+    def _need_core(self) -> EngineCore:
+        if self._core is None:
+            raise EngineUnavailable("the engine is offloaded")
+        return self._core
+
+    def _fingerprint(self) -> str:
+        return self.spec.fingerprint(self.config.block_size)
+
+    # Below: between the threads.
+
+    async def _do(self, command: Callable[[], Result]) -> Result:
+        """Run `command` in the engine thread between two iterations and return its result or raise its error."""
+        self._loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = self._loop.create_future()
+
+        def run() -> None:
+            try:
+                if self._closed:
+                    raise EngineUnavailable("the engine is closed")
+                result = command()
+            except QwenGyreError as error:
+                self._tell(_fail, future, error)
+            except BaseException as error:
+                self._tell(_fail, future, EngineUnavailable(f"the engine failed: {error!r}"))
+                raise
+            else:
+                self._tell(_finish, future, result)
+
+        self._post(run)
+        try:
+            return await asyncio.wait_for(future, self.config.command_deadline_s)
+        except TimeoutError:
+            raise EngineUnavailable(f"the engine did not answer within {self.config.command_deadline_s} s") from None
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            if self._closed:
+                raise EngineUnavailable("the engine is closed")
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _deliver(self, chunks: list[TokenChunk]) -> None:
+        if chunks:
+            self._tell(self._hand_out, chunks)
+
+    def _hand_out(self, chunks: list[TokenChunk]) -> None:
+        for chunk in chunks:
+            if stream := self._streams.get(chunk.request_id):
+                stream.put_nowait(chunk)
+
+    def _tell(self, callback: Callable[..., None], *args: object) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    def _fail_streams(self, error: EngineError) -> None:
+        for stream in self._streams.values():
+            stream.put_nowait(error)
+
+
+def _finish(future: asyncio.Future[Result], result: Result) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Result], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _add_counts(totals: EngineStats, core: EngineCore) -> EngineStats:
+    counts = core.counts
+    return EngineStats(
+        tokens_generated=totals.tokens_generated + counts.tokens_generated,
+        tokens_prefilled=totals.tokens_prefilled + counts.tokens_prefilled,
+        tokens_cached=totals.tokens_cached + counts.tokens_cached,
+        tokens_recomputed_at_publish=totals.tokens_recomputed_at_publish + counts.tokens_recomputed_at_publish,
+        tokens_imported=totals.tokens_imported + counts.tokens_imported,
+        busy_s=totals.busy_s,
+    )
