@@ -207,7 +207,7 @@ def _kill_if_alive(pid):
         return
 
 
-def _serve(harness, relay):
+def serve(harness, relay):
     """Relay and reap until the harness ends or SIGTERM asks for its end; return its exit code (128 + signal when killed)."""
     wakeup, alarm = socket.socketpair()
     wakeup.setblocking(False)
@@ -242,7 +242,7 @@ def main(argv):
         relay.add(listen(plan["relay"]["port"]), plan["relay"]["socket"])
     if plan["subreaper"]:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-    code = _serve(_start(command, plan), relay)
+    code = serve(_start(command, plan), relay)
     if plan["subreaper"]:
         kill_descendants()
     return code

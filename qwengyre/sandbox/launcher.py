@@ -28,6 +28,7 @@ from qwengyre.sandbox.evaluator import Verdict, evaluate
 from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, HarnessProcess
 from qwengyre.sandbox.host import SandboxHost, log_tail
 from qwengyre.sandbox.limits import disk_usage
+from qwengyre.sandbox.warm import WarmStarter
 from qwengyre.sandbox.workspace import prepare_workspace
 
 log = logging.getLogger(__name__)
@@ -55,12 +56,15 @@ class Launcher:
         self.work = work
         self.failed = failed
         self.host = SandboxHost(config, work, f"qwengyre-{os.getpid()}")
+        self._warm = WarmStarter(self.host) if config.warm_start else None
         self._live: dict[str, tuple[Path, HarnessProcess]] = {}
         self._over_limit: dict[str, str] = {}
         self._num_kept = 0
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Launcher:
+        if self._warm is not None:
+            await self._warm.open()
         await self._tasks.__aenter__()
         self._watcher = self._tasks.create_task(self._watch_disk(), name="disk watcher")
         return self
@@ -68,6 +72,8 @@ class Launcher:
     async def __aexit__(self, *error: object) -> None:
         self._watcher.cancel()
         await self._tasks.__aexit__(*error)
+        if self._warm is not None:
+            await self._warm.close()
         self.host.close()
 
     async def run_execution(self, spec: ExecutionSpec, num_calls: Callable[[], int]) -> Outcome:
@@ -130,6 +136,8 @@ class Launcher:
         return _HarnessEnd(End.CRASHED, code, f"{reason or f'exit code {code}'}\n{tail}".strip())
 
     async def _start(self, spec: ExecutionSpec, files: HarnessFiles, fds: list[int]) -> HarnessProcess:
+        if self._warm is not None:
+            return await self._warm.start(self.gateway, spec, files, fds)
         return start_cold(self.host, self.gateway, spec, files, fds)
 
     async def _watch_disk(self) -> None:

@@ -37,6 +37,11 @@ class Process:
         assert self._popen.stdout is not None, "started with a pipe"
         return self._popen.stdout
 
+    def close_pipes(self) -> None:
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            if pipe is not None:
+                pipe.close()
+
     async def wait(self, timeout_s: float | None = None) -> int | None:
         """Exit code, 128 + signal when killed; None at the timeout. Under bwrap every process of the sandbox has ended then."""
         if self._pidfd >= 0:
@@ -62,7 +67,7 @@ class Process:
                 os.kill(self.pid, signal.SIGTERM)
                 return
             # Process 1 of the namespace is bwrap's only child. When it dies the kernel kills the rest, and bwrap ends after that.
-            for child in _children(self.pid) or (self.pid,):
+            for child in children(self.pid) or (self.pid,):
                 os.kill(child, signal.SIGKILL)
 
     async def _ended(self) -> int:
@@ -75,7 +80,8 @@ class Process:
         return code
 
 
-def _children(pid: int) -> tuple[int, ...]:
+def children(pid: int) -> tuple[int, ...]:
+    """Child processes of a process; none when it has ended. Under bwrap its only child is process 1 of the sandbox."""
     try:
         return tuple(int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
     except OSError:

@@ -1,0 +1,228 @@
+"""Start harnesses by forking a process that has imported them already (`zygote.py`): the launcher's side.
+
+A Python harness with the official `openai` client needs most of a second to import it; a forked one starts in a few milliseconds. Each
+execution still gets its own bubblewrap sandbox, held open by a shell that waits; the forked child joins it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from typing import Final
+
+from qwengyre.core.errors import SandboxError
+from qwengyre.sandbox.cold import harness_view, open_input, open_output
+from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, harness_command, harness_environment
+from qwengyre.sandbox.host import SandboxHost, log_tail
+from qwengyre.sandbox.isolation import RELAY_PORT, WORKSPACE, bwrap_arguments
+from qwengyre.sandbox.process import Process, children, start, wait_readable
+from qwengyre.sandbox.zygote import receive, send
+
+PRELOAD_TIMEOUT_S: Final = 120.0
+HOLDER_TIMEOUT_S: Final = 60.0
+HOLDER: Final = ("/bin/bash", "--noprofile", "--norc", "-c", "echo; read")
+"""Process 1 of a warm sandbox: says that the sandbox is made, holds it until its input closes, and reaps orphans."""
+EXIT_AFTER_KILL: Final = 137
+
+
+class WarmStarter:
+    """Owns one zygote; restarts it if it dies. `start` raises SandboxError when a sandbox or the zygote cannot be made."""
+
+    def __init__(self, host: SandboxHost):
+        self._host = host
+        self._modules = (*host.config.warm_modules, *([host.config.module] if host.config.module else []))
+        self._process: Process | None = None
+        self._control: socket.socket | None = None
+        self._exits: dict[int, asyncio.Future[int]] = {}
+        self._numbers = 0
+        self._starting = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Start the zygote and wait until it has imported the harness. Raises SandboxError, saying what its import did."""
+        async with self._starting:
+            if self._control is not None:
+                return
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            log = open_output(self._host.work / "zygote.log")
+            command = [sys.executable, "-P", "-m", "qwengyre.sandbox.zygote", str(theirs.fileno()), *self._modules]
+            environment = self._host.environment("/nonexistent") | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            try:
+                self._process = start(command, environment, output=log, pass_fds=[theirs.fileno()])
+            finally:
+                theirs.close()
+                os.close(log)
+            await self._wait_ready(ours)
+            ours.setblocking(False)
+            self._control = ours
+            asyncio.get_running_loop().add_reader(ours.fileno(), self._on_message)
+
+    async def _wait_ready(self, control: socket.socket) -> None:
+        try:
+            async with asyncio.timeout(PRELOAD_TIMEOUT_S):
+                await wait_readable(control.fileno())
+            received = receive(control)
+        except TimeoutError:
+            received = ({"failed": f"importing took more than {PRELOAD_TIMEOUT_S:g} s"}, [])
+        if received is None or "ready" not in received[0]:
+            control.close()
+            await self.close()
+            reason = received[0]["failed"] if received else log_tail(self._host.work / "zygote.log")
+            raise SandboxError(f"harness.warm_start: {', '.join(self._modules)} cannot be imported ahead: {reason}")
+
+    async def start(self, gateway: Gateway, spec: ExecutionSpec, files: HarnessFiles, fds: list[int]) -> WarmProcess:
+        """Fork the harness of `spec` into a new sandbox; `fds` join its cgroup."""
+        await self.open()
+        holder = await self._open_sandbox(gateway, files) if self._host.isolated else None
+        self._numbers += 1
+        number = self._numbers
+        exited = self._exits[number] = asyncio.get_running_loop().create_future()
+        process = WarmProcess(self, number, holder, exited)
+        try:
+            plan = _write_plan(self._plan(gateway, spec, files))
+            output, stdin = open_output(files.log), open_input(self._host, files)
+            try:
+                pid = children(holder.pid)[0] if holder else 0
+                self._send({"id": number, "holder": pid}, [plan, stdin, output, *fds])
+            finally:
+                for fd in (plan, output, stdin):
+                    os.close(fd)
+        except BaseException:
+            exited.cancel()
+            await process.kill()
+            raise
+        return process
+
+    def _plan(self, gateway: Gateway, spec: ExecutionSpec, files: HarnessFiles) -> dict:
+        return {
+            "command": harness_command(self._host, spec, files),
+            "env": harness_environment(self._host, gateway, spec, files),
+            "cwd": WORKSPACE if self._host.isolated else str(files.workspace),
+            "rlimits": self._host.plan([])["rlimits"],
+            "relay": {"port": RELAY_PORT, "socket": gateway.socket},
+        }
+
+    async def _open_sandbox(self, gateway: Gateway, files: HarnessFiles) -> Process:
+        """Have bubblewrap make a sandbox and wait until it is complete. Raises SandboxError with what bubblewrap said."""
+        view = harness_view(self._host, gateway, files)
+        environment = {"PATH": self._host.environment("/")["PATH"]}
+        output = open_output(files.log)
+        try:
+            command = [*bwrap_arguments(self._host.bwrap, view), *HOLDER]
+            holder = start(command, environment, output=output, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        finally:
+            os.close(output)
+        try:
+            async with asyncio.timeout(HOLDER_TIMEOUT_S):
+                await wait_readable(holder.stdout.fileno())
+            if holder.stdout.read(1):
+                holder.stdout.close()
+                return holder
+        except BaseException:
+            await holder.kill()
+            raise
+        await holder.kill()
+        raise SandboxError(f"no sandbox: {log_tail(files.log)}")
+
+    def send_kill(self, number: int) -> None:
+        """Have the supervisor of a harness without isolation end it and everything below it."""
+        if number in self._exits:
+            self._send({"kill": number})
+
+    def forget(self, number: int) -> None:
+        self._exits.pop(number, None)
+
+    def _send(self, message: dict, fds: list[int] | None = None) -> None:
+        if self._control is None:
+            raise SandboxError("the process that harnesses are forked from has died")
+        try:
+            send(self._control, message, fds or [])
+        except OSError as error:
+            raise SandboxError(f"the process that harnesses are forked from cannot be reached: {error}") from None
+
+    def _on_message(self) -> None:
+        assert self._control is not None, "registered only while it is open"
+        try:
+            received = receive(self._control)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = None
+        if received is None:
+            self._lose_zygote()
+            return
+        message = received[0]
+        exited = self._exits.get(message["id"])
+        if exited is None or exited.done():
+            return
+        if "error" in message:
+            exited.set_exception(SandboxError(f"the harness could not enter its sandbox: {message['error']}"))
+        else:
+            exited.set_result(message["exit"])
+
+    def _lose_zygote(self) -> None:
+        """The zygote died: its executions are over as far as we can know; the next start makes another zygote."""
+        self._close_control()
+        for exited in self._exits.values():
+            if not exited.done():
+                exited.set_exception(SandboxError("the process that harnesses are forked from has died"))
+
+    def _close_control(self) -> None:
+        if self._control is not None:
+            asyncio.get_running_loop().remove_reader(self._control.fileno())
+            self._control.close()
+            self._control = None
+
+    async def close(self) -> None:
+        """End the zygote and its relay."""
+        self._close_control()
+        if self._process is not None:
+            await self._process.kill()
+            self._process = None
+
+
+class WarmProcess:
+    """A forked harness and the sandbox it is in."""
+
+    def __init__(self, starter: WarmStarter, number: int, holder: Process | None, exited: asyncio.Future[int]):
+        self._starter = starter
+        self._number = number
+        self._holder = holder
+        self._exited = exited
+
+    async def wait(self, timeout_s: float | None = None) -> int | None:
+        """See HarnessProcess. Raises SandboxError when the harness could not enter its sandbox."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._exited)
+        except TimeoutError:
+            return None
+
+    async def kill(self) -> int:
+        """See HarnessProcess."""
+        if self._holder is not None:
+            await self._holder.kill()
+            self._holder.close_pipes()
+        else:
+            self._starter.send_kill(self._number)
+        code = await asyncio.shield(asyncio.ensure_future(self._exit_code()))
+        self._starter.forget(self._number)
+        return code
+
+    async def _exit_code(self) -> int:
+        done, _ = await asyncio.wait([self._exited])
+        ended = next(iter(done))
+        failed = ended.cancelled() or ended.exception() is not None
+        return EXIT_AFTER_KILL if failed else ended.result()
+
+
+def _write_plan(plan: dict) -> int:
+    """A descriptor of a nameless file with the plan: its secrets are in no argument, path or other process."""
+    fd = os.memfd_create("plan", os.MFD_CLOEXEC)
+    data = memoryview(json.dumps(plan).encode())
+    while data:
+        data = data[os.write(fd, data) :]
+    return fd

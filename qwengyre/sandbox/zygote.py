@@ -1,0 +1,356 @@
+"""The process that warm harnesses are forked from: `python -P -m qwengyre.sandbox.zygote CONTROL_FD MODULE...`.
+
+It imports the harness once, single-threaded. For each execution it forks a child that joins the namespaces of a sandbox which
+bubblewrap has made (like `docker exec`), gives up every privilege, and runs the module as `python -m` would. Bubblewrap stays the
+authority on what can be seen; what a cold start gets from its supervisor comes from the same functions of `inside.py`.
+
+Secrets: command, environment and key of an execution arrive in a file descriptor that only its own child reads. This process never
+holds them, so no later child can find them in its memory. A child is not dumpable: programs that it starts can neither trace it nor
+reach through its /proc entries the files of the host that it was started from.
+
+    launcher --run(id, pid of process 1, descriptors)--> zygote --fork--> joiner --setns, fork--> harness
+        <---------------- exit(id, code) ------------------ adopts and reaps it <--- ends
+    harness --listening socket, opened inside--> relay (one process for all executions) --Unix socket--> gateway
+"""
+
+import array
+import atexit
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+
+from qwengyre.sandbox import inside
+
+NS_GET_USERNS = 0xB701
+CLONE_NEWUSER = 0x10000000
+NAMESPACES = {"mnt": 0x00020000, "net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "pid": 0x20000000}
+PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
+PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
+CAPABILITY_V3 = 0x20080522
+MAX_MESSAGE_BYTES = 4096
+MAX_FDS = 8
+FAILED_TO_JOIN = 126
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def send(channel, message, fds=()):
+    """One message of a SOCK_SEQPACKET channel, with descriptors."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    channel.sendmsg([json.dumps(message).encode()], rights)
+
+
+def receive(channel):
+    """The next message and its descriptors; None when the other end is closed."""
+    data, ancillary, _, _ = channel.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return (json.loads(data), list(fds)) if data else None
+
+
+def _check(result, what):
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def _prctl(option, *arguments):
+    return _check(libc.prctl(option, *[ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)][:4]), f"prctl({option})")
+
+
+class Capabilities(ctypes.Structure):
+    _fields_ = [("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32)]
+
+
+class CapabilityHeader(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+def join_namespaces(pid):
+    """Enter every namespace of process `pid` but its last user namespace; return a descriptor of that one.
+
+    The user namespace that owns the others comes first: in it this process has the capabilities that entering takes, whether it is root
+    or not. bubblewrap's --disable-userns puts programs one user namespace further in, where none of these can be entered.
+    """
+    fds = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in (*NAMESPACES, "user")}
+    owner = fcntl.ioctl(fds["mnt"], NS_GET_USERNS)
+    _check(libc.setns(owner, CLONE_NEWUSER), "setns(user)")
+    for name, kind in NAMESPACES.items():
+        _check(libc.setns(fds[name], kind), f"setns({name})")
+        os.close(fds[name])
+    same = os.fstat(owner).st_ino == os.fstat(fds["user"]).st_ino
+    os.close(owner)
+    return None if same else fds["user"]
+
+
+def give_up_privileges(last_user_namespace):
+    """Enter the innermost user namespace, then drop every capability for good. Same end state as a program that bwrap starts."""
+    if last_user_namespace is not None:
+        _check(libc.setns(last_user_namespace, CLONE_NEWUSER), "setns(innermost user)")
+    _prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+    for capability in range(64):
+        if libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+            break
+    header, nothing = CapabilityHeader(CAPABILITY_V3, 0), (Capabilities * 2)()
+    _check(libc.capset(ctypes.byref(header), ctypes.byref(nothing)), "capset")
+    inside.prctl(inside.PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(PR_SET_DUMPABLE, 0)
+
+
+def run_module(plan):
+    """Run the plan's `python -m MODULE ...` in this process, as a fresh interpreter would; return its exit code."""
+    os.environ.clear()
+    os.environ.update(plan["env"])
+    os.chdir(plan["cwd"])
+    sys.argv = plan["command"][2:]
+    gc.enable()
+    try:
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code & 0xFF
+
+
+class Zygote:
+    """Forks harnesses and reports their ends. Single-threaded, and knows nothing of an execution but its number."""
+
+    def __init__(self, control):
+        self.control = control
+        self.relay = None
+        self.children = {}
+        self.wakeup, self.alarm = socket.socketpair()
+
+    def start_relay(self):
+        """Fork the one relay process, before the harness is imported, so that it stays small."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            ours.close()
+            self.control.close()
+            try:
+                serve_relay(theirs)
+            finally:
+                os._exit(1)
+        theirs.close()
+        self.relay = ours
+
+    def serve(self):
+        """Take messages until the launcher is gone."""
+        inside.prctl(inside.PR_SET_CHILD_SUBREAPER, 1)
+        self.wakeup.setblocking(False)
+        self.alarm.setblocking(False)
+        signal.set_wakeup_fd(self.alarm.fileno())
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poll = select.epoll()
+        for one in (self.control, self.wakeup):
+            poll.register(one.fileno(), select.EPOLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self.wakeup.fileno():
+                    self.wakeup.recv(4096)
+                    self.reap()
+                elif not self.take():
+                    return
+
+    def take(self):
+        """Handle one message; False when the launcher is gone."""
+        received = receive(self.control)
+        if received is None:
+            return False
+        message, fds = received
+        if "kill" in message:
+            pids = [pid for pid, number in self.children.items() if number == message["kill"]]
+            for pid in pids:
+                os.kill(pid, signal.SIGTERM)
+            return True
+        try:
+            pid = self.fork_joined(message, fds) if message["holder"] else self.fork_supervised(message, fds)
+            self.children[pid] = message["id"]
+        except OSError as error:
+            send(self.control, {"id": message["id"], "error": str(error)})
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def reap(self):
+        """Report every child that has ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            number = self.children.pop(pid, None)
+            if number is not None:
+                code = os.waitstatus_to_exitcode(status)
+                send(self.relay, {"remove": number})
+                send(self.control, {"id": number, "exit": code if code >= 0 else 128 - code})
+
+    def fork_joined(self, message, fds):
+        """Fork a joiner that enters the sandbox and forks the harness there; adopt the harness, return its pid out here."""
+        reader, writer = os.pipe()
+        joiner = os.fork()
+        if joiner == 0:
+            try:
+                os.close(reader)
+                last_user_namespace = self.prepare(message, fds)
+                harness = os.fork()
+                if harness:
+                    os.write(writer, b"%d" % harness)
+                    os._exit(0)
+                os.close(writer)
+                self.become_harness(message, fds, last_user_namespace)
+            except BaseException as error:
+                os.write(writer, f"!{error}".encode())
+            finally:
+                os._exit(FAILED_TO_JOIN)
+        os.close(writer)
+        try:
+            answer = os.read(reader, 1024).decode()
+        finally:
+            os.close(reader)
+            os.waitpid(joiner, 0)
+        if not answer.isdigit():
+            raise OSError(answer.lstrip("!") or "the joiner of a sandbox died")
+        return int(answer)
+
+    def prepare(self, message, fds):
+        """In the joiner: join the cgroups by their descriptors, then the namespaces."""
+        for fd in fds[3:]:
+            os.write(fd, b"0")
+        return join_namespaces(message["holder"])
+
+    def become_harness(self, message, fds, last_user_namespace):
+        """In the harness's own process, inside the sandbox: finish its descriptors, limits and privileges, then run it."""
+        os.setsid()
+        plan = read_plan(fds[0])
+        listener = inside.listen(plan["relay"]["port"])
+        send(self.relay, {"add": message["id"], "socket": plan["relay"]["socket"]}, [listener.fileno()])
+        listener.close()
+        give_up_privileges(last_user_namespace)
+        self.finish(plan, fds)
+
+    def fork_supervised(self, message, fds):
+        """Without isolation: fork a supervisor that is the subreaper of a harness, and ends with everything that it started."""
+        pid = os.fork()
+        if pid:
+            return pid
+        code = FAILED_TO_JOIN
+        try:
+            os.setsid()
+            inside.prctl(inside.PR_SET_CHILD_SUBREAPER, 1)
+            for fd in fds[3:]:
+                os.write(fd, b"0")
+            harness = os.fork()
+            if harness == 0:
+                os.setsid()
+                inside.prctl(inside.PR_SET_NO_NEW_PRIVS, 1)
+                self.finish(read_plan(fds[0]), fds)
+            code = inside.serve(harness, inside.Relay())
+            inside.kill_descendants()
+        finally:
+            os._exit(code)
+
+    def finish(self, plan, fds):
+        """Descriptors, signals and limits of a harness, then the harness. Never returns."""
+        _, stdin, output = fds[:3]
+        os.dup2(stdin, 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.closerange(3, 65536)
+        inside.apply_limits({"cgroup_fds": [], "rlimits": plan["rlimits"]})
+        os._exit(run_module(plan))
+
+
+def read_plan(fd):
+    """The plan of one execution, from a descriptor that was written before it was sent."""
+    return json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+
+
+def serve_relay(channel):
+    """The relay process: add a listener when a harness sends one, remove it when its harness has ended."""
+    relay, listeners = inside.Relay(), {}
+    relay.epoll.register(channel.fileno(), select.EPOLLIN)
+    while True:
+        for fd, events in relay.epoll.poll():
+            if fd != channel.fileno():
+                relay.handle(fd, events)
+                continue
+            received = receive(channel)
+            if received is None:
+                return
+            message, fds = received
+            if "add" in message:
+                listener = socket.socket(fileno=fds[0])
+                listeners[message["add"]] = listener.fileno()
+                relay.add(listener, message["socket"])
+            elif message["remove"] in listeners:
+                relay.remove(listeners.pop(message["remove"]))
+
+
+def preload(modules):
+    """Import the harness, call its `preload()`; return the number of threads that are alive then (it must be 1)."""
+    for name in modules:
+        module = importlib.import_module(name)
+        hook = getattr(module, "preload", None)
+        if callable(hook):
+            hook()
+    gc.collect()
+    gc.freeze()
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
+
+
+def main(argv):
+    control = socket.socket(fileno=int(argv[1]))
+    control.set_inheritable(False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    zygote = Zygote(control)
+    zygote.start_relay()
+    try:
+        threads = preload(argv[2:])
+    except BaseException:
+        send(control, {"failed": traceback.format_exc(limit=-3)[-2000:]})
+        return 1
+    if threads != 1:
+        send(
+            control,
+            {"failed": f"importing {', '.join(argv[2:])} left {threads} threads; only a single-threaded process can be forked"},
+        )
+        return 1
+    send(control, {"ready": os.getpid()})
+    zygote.serve()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
