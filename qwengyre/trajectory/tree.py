@@ -245,8 +245,9 @@ def _number(runs: list[Run]) -> tuple[TreeNode, ...]:
     token_ids = {id(run): _token_ids(run) for run in runs}
     digests = _digests(runs, spans, token_ids)
 
-    def content(run: Run) -> tuple[int, bytes, tuple[float, int, str]]:
-        return int(token_ids[id(run)][0]), digests[id(run)], min(piece.strand.order for piece in run.pieces)
+    def content(run: Run) -> tuple[bytes, bytes, tuple[float, int, str]]:
+        first = token_ids[id(run)][:64].astype(">i4").tobytes()
+        return first, digests[id(run)], min(piece.strand.order for piece in run.pieces)
 
     todo = sorted((run for run in runs if run.parent is None), key=content, reverse=True)
     order: list[Run] = []

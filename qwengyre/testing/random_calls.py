@@ -1,0 +1,80 @@
+"""Random executions for property tests: calls as a gateway would record them of a harness that does anything."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from qwengyre.testing.call_events import call_events
+from qwengyre.trajectory.records import BranchCause, CallEvent, RoleHints
+
+AGENTS = (RoleHints("chat", system_digest="main", num_tools=3), RoleHints("chat", system_digest="sub", num_tools=2))
+TITLE = RoleHints("chat", system_digest="title", num_tools=0)
+
+
+class RandomCall(msgspec.Struct, frozen=True):
+    """One call of a random execution, with its whole row in plain lists: what a tree must agree with."""
+
+    call: str
+    prompt: list[int]
+    sampled: list[int]
+    answered: bool
+    trainable: bool
+    events: list[CallEvent]
+
+    @property
+    def row(self) -> list[int]:
+        return self.prompt + self.sampled
+
+
+def random_execution(
+    rng: np.random.Generator, num_calls: int, *, num_words: int = 3, execution: str = "e000000-0"
+) -> list[RandomCall]:
+    """Calls that extend, change, retry or repeat earlier ones, or begin afresh.
+
+    Few different words make accidental equality common, which is where trees go wrong. Some contexts come without a base although they
+    repeat an earlier row, as when a gateway has lost its sessions.
+    """
+    calls: list[RandomCall] = []
+    for index in range(num_calls):
+        base = calls[int(rng.integers(len(calls)))] if calls and rng.random() < 0.85 else None
+        kind = rng.choice(["extends", "diverges", "retry"], p=[0.6, 0.25, 0.15]) if base else "root"
+        shared = _num_shared(kind, base, rng)
+        words = rng.integers(num_words, size=0 if kind == "retry" else rng.integers(1, 5)).tolist()
+        sampled = rng.integers(num_words, size=rng.integers(0, 5)).tolist()
+        prompt = (base.row[:shared] if base else []) + words
+        by_base = base is not None and rng.random() < 0.8
+        answered, trainable = bool(rng.random() < 0.85), bool(rng.random() < 0.9)
+        hints = AGENTS[int(rng.random() < 0.3)] if index == 0 or rng.random() < 0.9 else TITLE
+        call = f"{execution}/c{index}"
+        events = call_events(
+            call,
+            words if by_base else prompt,
+            sampled,
+            base=base.call if by_base else None,
+            base_tokens=shared if by_base else 0,
+            at=float(index),
+            version=int(rng.integers(3)),
+            hints=hints,
+            trainable=trainable,
+            abandoned=not answered,
+            cause=BranchCause(kind),
+            chunk=int(rng.integers(3)),
+        )
+        calls.append(RandomCall(call, prompt, sampled, answered, trainable, events))
+    return calls
+
+
+def interleave(calls: list[RandomCall], rng: np.random.Generator) -> list[CallEvent]:
+    """All events in a random order that keeps each call's own."""
+    left = [list(call.events) for call in calls]
+    turns = rng.permutation(np.repeat(np.arange(len(calls)), [len(events) for events in left]))
+    return [left[turn].pop(0) for turn in turns]
+
+
+def _num_shared(kind: str, base: RandomCall | None, rng: np.random.Generator) -> int:
+    if base is None:
+        return 0
+    if kind == "retry":
+        return len(base.prompt)
+    return len(base.row) if kind == "extends" else int(rng.integers(len(base.row) + 1))
