@@ -1,0 +1,402 @@
+"""What every engine must do, whatever it is made of: embedded, scripted, and embedded in another process's clothes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused, StaleRead
+from qwengyre.engines.api import Engine, GenerateRequest, KVHandle, Sampling, TokenChunk
+from qwengyre.engines.config import EngineConfig
+from qwengyre.engines.embedded import EmbeddedEngine
+from qwengyre.engines.remote import RemoteEngine
+from qwengyre.engines.server import EngineServer
+from qwengyre.testing.engines import ScriptedEngine, tiny_parameters, write_tiny_qwen3
+from qwengyre.transfer.api import Exposure
+from qwengyre.transfer.shm import ShmCarrier, cleanup
+
+MAX_CONTEXT = 256
+TOKEN = b"contract"
+
+
+class Bench:
+    """Makes engines of one kind, and the snapshots that they read."""
+
+    def __init__(self, kind: str, model_dir: Path, prefix: str):
+        self.kind, self.model_dir = kind, model_dir
+        self.carrier = ShmCarrier(prefix)
+        self._stack = AsyncExitStack()
+
+    async def engine(self) -> Engine:
+        if self.kind == "scripted":
+            engine: Engine = ScriptedEngine(carrier=self.carrier, max_context_tokens=MAX_CONTEXT, tokens_per_chunk=3)
+        else:
+            config = EngineConfig(
+                max_running=4,
+                max_context_tokens=MAX_CONTEXT,
+                kv_blocks=64,
+                prefill_chunk=24,
+                stream_interval=3,
+                command_deadline_s=30,
+            )
+            engine = EmbeddedEngine(self.model_dir, self.carrier, config)
+        self._stack.push_async_callback(engine.close)
+        if self.kind != "remote":
+            return engine
+        server = EngineServer(engine, token=TOKEN)
+        address = await server.serve("tcp://127.0.0.1:0")
+        self._stack.push_async_callback(server.close)
+        remote = RemoteEngine(address, token=TOKEN, deadline_s=30)
+        await remote.connect()
+        self._stack.push_async_callback(remote.close)
+        return remote
+
+    def snapshot(self, version: int) -> Exposure:
+        return self.carrier.expose(tiny_parameters(self.model_dir, seed=version), version=version, epoch=1)
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+        self.carrier.close()
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_qwen3(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(params=["embedded", "scripted", "remote"])
+def bench(request: pytest.FixtureRequest, model_dir: Path, tmp_path: Path) -> Iterator[Callable[[], Bench]]:
+    prefix = f"qg-test-{tmp_path.name}"
+    yield lambda: Bench(request.param, model_dir, prefix)
+    assert cleanup(prefix) == 0, "an engine left exposed memory behind"
+
+
+def run(bench: Callable[[], Bench], body: Callable[[Bench], Awaitable[None]]) -> None:
+    async def main() -> None:
+        made = bench()
+        try:
+            await body(made)
+        finally:
+            await made.close()
+
+    asyncio.run(main())
+
+
+def request(name: str, *, prompt: int = 40, max_tokens: int = 20, seed: int = 7, stop: tuple[int, ...] = ()) -> GenerateRequest:
+    tokens = np.random.default_rng(prompt).integers(0, 96, prompt).astype(np.int32)
+    return GenerateRequest(name, tokens.tobytes(), Sampling(1.0, max_tokens, stop, seed))
+
+
+def continued(name: str, whole: GenerateRequest, done: list[int], kv: KVHandle | None = None) -> GenerateRequest:
+    """The rest of `whole`, of which `done` is known."""
+    sampling = whole.sampling
+    rest = Sampling(sampling.temperature, sampling.max_tokens - len(done), sampling.stop_token_ids, sampling.seed, len(done))
+    return GenerateRequest(name, whole.token_ids + np.array(done, np.int32).tobytes(), rest, kv)
+
+
+async def collect(stream: AsyncIterator[TokenChunk]) -> list[TokenChunk]:
+    return [chunk async for chunk in stream]
+
+
+def tokens_of(chunks: list[TokenChunk]) -> list[int]:
+    return [token for chunk in chunks for token in chunk.token_ids]
+
+
+def test_a_stream_ends_once_with_length_and_every_token_has_a_logprob(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        chunks = await collect(engine.generate(request("a", max_tokens=20)))
+        assert len(tokens_of(chunks)) == 20
+        assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+        for chunk in chunks:
+            assert (chunk.request_id, chunk.version) == ("a", 0)
+            assert len(chunk.logprobs) == len(chunk.token_ids)
+            assert all(logprob <= 0 for logprob in chunk.logprobs)
+
+    run(bench, body)
+
+
+def test_a_sampled_stop_token_is_part_of_the_output_and_ends_it(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        whole = tokens_of(await collect(engine.generate(request("a"))))
+        stop = whole[9]
+        chunks = await collect(engine.generate(request("b", stop=(stop,))))
+        assert tokens_of(chunks) == whole[: whole.index(stop) + 1]
+        assert chunks[-1].finish_reason == "stop"
+
+    run(bench, body)
+
+
+def test_the_same_call_gives_the_same_tokens_in_any_company(bench):
+    async def body(made: Bench) -> None:
+        engine, other = await made.engine(), await made.engine()
+        alone = tokens_of(await collect(engine.generate(request("a"))))
+        company = [request(f"b{index}", prompt=30 + 11 * index, seed=index) for index in range(6)]
+        together = await asyncio.gather(*(collect(other.generate(one)) for one in [*company, request("a")]))
+        assert tokens_of(together[-1]) == alone
+
+    run(bench, body)
+
+
+def test_another_seed_gives_other_tokens(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        one = tokens_of(await collect(engine.generate(request("a", seed=1))))
+        assert one != tokens_of(await collect(engine.generate(request("b", seed=2))))
+
+    run(bench, body)
+
+
+def test_a_continuation_draws_what_the_whole_call_would_have_drawn(bench):
+    async def body(made: Bench) -> None:
+        engine, other = await made.engine(), await made.engine()
+        whole = request("a", max_tokens=24)
+        expected = tokens_of(await collect(engine.generate(whole)))
+        rest = await collect(other.generate(continued("b", whole, expected[:10])))
+        assert tokens_of(rest) == expected[10:]
+
+    run(bench, body)
+
+
+def test_an_abort_ends_with_the_partial_tokens(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        whole = request("a", max_tokens=200)
+        expected = tokens_of(await collect(engine.generate(whole)))
+        async with aclosing(engine.generate(whole)) as stream:
+            chunks = [await anext(stream)]
+            await engine.abort(["a", "unknown"])
+            chunks += [chunk async for chunk in stream]
+        assert chunks[-1].finish_reason == "abort"
+        partial = tokens_of(chunks)
+        assert 0 < len(partial) < len(expected)
+        assert partial == expected[: len(partial)]
+        assert engine.capacity().running == 0
+
+    run(bench, body)
+
+
+def test_pause_keep_makes_no_token_until_resume(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        expected = tokens_of(await collect(engine.generate(request("x", max_tokens=200))))
+        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+            chunks = [await anext(stream)]
+            await engine.pause("keep")
+            await engine.release("unknown")
+            before = engine.stats().tokens_generated
+            for _ in range(5):
+                await engine.release("unknown")
+            assert engine.stats().tokens_generated == before
+            await engine.resume()
+            chunks += [chunk async for chunk in stream]
+        assert tokens_of(chunks) == expected
+
+    run(bench, body)
+
+
+def test_pause_abort_ends_every_call(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        streams = [asyncio.create_task(collect(engine.generate(request(f"a{index}", max_tokens=200)))) for index in range(6)]
+        async with aclosing(engine.generate(request("last", max_tokens=200))) as stream:
+            await anext(stream)
+            await engine.pause("abort")
+            assert [chunk async for chunk in stream][-1].finish_reason == "abort"
+        assert {(await task)[-1].finish_reason for task in streams} <= {"abort", "length"}
+
+    run(bench, body)
+
+
+def test_a_publish_never_lies_inside_a_chunk(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+            chunks = [await anext(stream)]
+            await engine.pause("keep")
+            await engine.update_weights(made.snapshot(1), 1)
+            await engine.resume()
+            chunks += [chunk async for chunk in stream]
+        versions = [chunk.version for chunk in chunks if chunk.token_ids]
+        assert versions == sorted(versions)
+        assert set(versions) == {0, 1}
+        assert len(tokens_of(chunks)) == 200
+        assert engine.stats().tokens_recomputed_at_publish >= 40
+
+    run(bench, body)
+
+
+def test_a_call_moves_with_its_kv_and_goes_on_as_if_nothing_had_happened(bench):
+    async def body(made: Bench) -> None:
+        source, destination = await made.engine(), await made.engine()
+        whole = request("a", prompt=50, max_tokens=150)
+        expected = tokens_of(await collect((await made.engine()).generate(whole)))
+        async with aclosing(source.generate(whole)) as stream:
+            chunks = [await anext(stream)]
+            await source.abort(["a"])
+            chunks += [chunk async for chunk in stream]
+        done = tokens_of(chunks)
+        handle = await source.export_kv(continued("b", whole, done).token_ids)
+        assert handle is not None
+        await source.offload()
+        before = destination.stats().tokens_prefilled
+        rest = await collect(destination.generate(continued("b", whole, done, handle)))
+        await source.release(handle.handle_id)
+        assert done + tokens_of(rest) == expected
+        known = 50 + len(done)
+        assert handle.num_tokens == known - 1
+        assert rest[0].cached_tokens == known - 1
+        await destination.release("unknown")
+        assert destination.stats().tokens_prefilled - before <= 1
+        assert destination.stats().tokens_imported == known - 1
+
+    run(bench, body)
+
+
+def test_kv_of_another_version_is_refused_and_computed_again(bench):
+    async def body(made: Bench) -> None:
+        source, destination = await made.engine(), await made.engine()
+        await collect(source.generate(request("a", max_tokens=2)))
+        handle = await source.export_kv(request("a").token_ids)
+        assert handle is not None
+        await destination.update_weights(made.snapshot(1), 1)
+        with pytest.raises(KVRefused):
+            await destination.import_kv(handle)
+        moved = request("b", max_tokens=2)
+        chunks = await collect(destination.generate(GenerateRequest("b", moved.token_ids, moved.sampling, handle)))
+        assert chunks[0].cached_tokens == 0
+        assert len(tokens_of(chunks)) == 2
+
+    run(bench, body)
+
+
+def test_released_kv_cannot_be_read(bench):
+    async def body(made: Bench) -> None:
+        source, destination = await made.engine(), await made.engine()
+        await collect(source.generate(request("a", max_tokens=2)))
+        handle = await source.export_kv(request("a").token_ids)
+        assert handle is not None
+        await source.release(handle.handle_id)
+        await source.release(handle.handle_id)
+        with pytest.raises(StaleRead):
+            await destination.import_kv(handle)
+
+    run(bench, body)
+
+
+def test_nothing_is_exported_of_what_was_never_computed(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        assert await engine.export_kv(request("a").token_ids) is None
+        await collect(engine.generate(request("a", max_tokens=2)))
+        await engine.update_weights(made.snapshot(1), 1)
+        assert await engine.export_kv(request("a").token_ids) is None
+
+    run(bench, body)
+
+
+def test_the_next_turn_finds_its_prefix(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        first = request("a", prompt=50, max_tokens=9)
+        known = first.token_ids + np.array(tokens_of(await collect(engine.generate(first))), np.int32).tobytes()
+        longer = GenerateRequest("b", known + np.arange(5, dtype=np.int32).tobytes(), first.sampling)
+        chunks = await collect(engine.generate(longer))
+        assert chunks[0].cached_tokens == 58
+
+    run(bench, body)
+
+
+def test_a_prompt_beyond_the_context_is_refused(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        with pytest.raises(ContextOverflow) as caught:
+            await collect(engine.generate(request("a", prompt=MAX_CONTEXT)))
+        assert (caught.value.num_tokens, caught.value.max_tokens) == (MAX_CONTEXT, MAX_CONTEXT - 1)
+        chunks = await collect(engine.generate(request("b", prompt=MAX_CONTEXT - 3, max_tokens=50)))
+        assert (len(tokens_of(chunks)), chunks[-1].finish_reason) == (3, "length")
+
+    run(bench, body)
+
+
+def test_an_offloaded_engine_serves_again_after_restore(bench):
+    async def body(made: Bench) -> None:
+        engine, other = await made.engine(), await made.engine()
+        await engine.offload()
+        await engine.offload()
+        assert engine.capacity().kv_bytes_total == 0
+        with pytest.raises(EngineUnavailable):
+            await collect(engine.generate(request("a")))
+        await engine.restore(made.snapshot(3), 3)
+        await other.update_weights(made.snapshot(3), 3)
+        chunks = await collect(engine.generate(request("a")))
+        assert {chunk.version for chunk in chunks} == {3}
+        assert tokens_of(chunks) == tokens_of(await collect(other.generate(request("a"))))
+        assert engine.capacity().kv_bytes_total > 0
+
+    run(bench, body)
+
+
+def test_offload_is_refused_while_a_call_runs(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+            await anext(stream)
+            await engine.pause("keep")
+            with pytest.raises(EngineError):
+                await engine.offload()
+
+    run(bench, body)
+
+
+def test_a_reader_that_goes_away_frees_its_call(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+            await anext(stream)
+        await engine.release("unknown")
+        await engine.offload()
+        assert engine.capacity().running == 0
+
+    run(bench, body)
+
+
+def test_a_request_id_runs_once(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+            await anext(stream)
+            with pytest.raises(EngineUnavailable):
+                await collect(engine.generate(request("a")))
+
+    run(bench, body)
+
+
+def test_close_ends_waiting_calls_with_an_error(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+            await anext(stream)
+            await engine.pause("keep")
+            await engine.close()
+            with pytest.raises(EngineUnavailable):
+                await collect(stream)
+
+    run(bench, body)
+
+
+def test_engines_of_one_model_share_a_fingerprint(bench):
+    async def body(made: Bench) -> None:
+        one, two = (await made.engine()).capabilities(), (await made.engine()).capabilities()
+        assert one == two
+        assert one.moves_kv
+        assert one.exact_logprobs
+        assert one.max_context_tokens == MAX_CONTEXT
+
+    run(bench, body)
