@@ -1,0 +1,290 @@
+"""The screen of a running `qwengyre train`: redrawn in place on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from qwengyre.dashboard.view import View, clock, quantity
+from qwengyre.telemetry.summary import Summary
+
+ROLE_STYLE: Final = {
+    "rollout": ("rollout", "#3987e5"),
+    "draining": ("draining", "#c98500"),
+    "to_training": ("→ training", "#c98500"),
+    "training": ("training", "#199e70"),
+    "to_rollout": ("→ rollout", "#c98500"),
+    "lost": ("lost", "#e66767"),
+}
+SPARKS: Final = "▁▂▃▄▅▆▇█"
+NUM_MOMENTS: Final = 600
+NUM_MESSAGES: Final = 4
+PLAIN_EVERY_S: Final = 15.0
+
+
+class Screen:
+    """Shows one `View` after another; used as a context manager around the run.
+
+    `say` adds a line that stays: an evaluation, a lost cell, a journal that was cut.
+    """
+
+    def __init__(self, console: Console | None = None):
+        self.console = console or Console()
+        self._messages: deque[str] = deque(maxlen=NUM_MESSAGES)
+        self._history = RoleHistory()
+        self._view: View | None = None
+        self._plain = PlainLines()
+        self._live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
+
+    def __enter__(self) -> Screen:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, view: View) -> None:
+        """Draw this moment. Call it a few times a second; it costs about a millisecond."""
+        self._view = view
+        self._history.observe(view)
+        if self._live is not None:
+            self._live.update(self._render(view), refresh=True)
+            return
+        for line in self._plain.lines(view):
+            self._print(line)
+
+    def say(self, line: str) -> None:
+        at = clock(self._view.at) if self._view else "0:00"
+        if self._live is None:
+            self._print(f"{at}  {line}")
+            return
+        self._messages.append(f"{at}  {line}")
+        if self._view is not None:
+            self._live.update(self._render(self._view), refresh=True)
+
+    def _render(self, view: View) -> RenderableType:
+        return render(view, self._history, tuple(self._messages), self.console.width)
+
+    def _print(self, line: str) -> None:
+        self.console.print(Text(line), soft_wrap=True)
+
+
+class RoleHistory:
+    """The roles of each cell at evenly spaced moments, the newest last."""
+
+    def __init__(self, every_s: float = 1.0):
+        self.every_s = every_s
+        self.roles: dict[int, deque[str]] = {}
+        self._next_s = 0.0
+
+    def observe(self, view: View) -> None:
+        while view.at >= self._next_s:
+            for cell in view.cells:
+                self.roles.setdefault(cell.cell, deque(maxlen=NUM_MOMENTS)).append(cell.role)
+            self._next_s = self._next_s + self.every_s if view.at - self._next_s < NUM_MOMENTS * self.every_s else view.at
+
+    def strip(self, cell: int, width: int) -> Text:
+        text = Text()
+        for role, moments in groupby(list(self.roles.get(cell, ()))[-width:]):
+            text.append("▄" * len(list(moments)), style=ROLE_STYLE[role][1])
+        return text
+
+
+def render(view: View, history: RoleHistory, messages: tuple[str, ...], width: int) -> RenderableType:
+    """The whole screen. At least 60 columns wide."""
+    inner = min(width, 120) - 4
+    parts: list[RenderableType] = [
+        _progress(view, inner),
+        _learning(view),
+        Text(),
+        _waterlevel(view, inner),
+        _cells(view, history, inner),
+        Text(),
+        _numbers(view),
+    ]
+    if messages:
+        parts += [Text(), *(Text(message, style="dim", overflow="ellipsis", no_wrap=True) for message in messages)]
+    title = Text.assemble(("QwenGyre", "bold"), f"  {view.name} · {view.policy}")
+    left = f" · about {clock(view.remaining_s)} left" if view.remaining_s is not None else ""
+    return Panel(
+        Group(*parts),
+        title=title,
+        title_align="left",
+        subtitle=f"{clock(view.at)}{left}",
+        subtitle_align="right",
+        width=min(width, 120),
+    )
+
+
+def _progress(view: View, width: int) -> Text:
+    text = Text.assemble((f"{view.doing:<12}", "bold"))
+    length = max(10, width - 34)
+    done = round(length * view.step / max(1, view.num_steps))
+    text.append("━" * done, style="#3987e5")
+    text.append("━" * (length - done), style="grey37")
+    text.append(f"  step {view.step} of {view.num_steps}")
+    return text
+
+
+def _learning(view: View) -> Text:
+    text = Text("score       ")
+    if view.rewards:
+        text.append("reward ")
+        text.append(f"{view.rewards[-1]:.2f}", style="bold")
+        text.append(f"  {sparkline(view.rewards[-20:])}   ", style="#3987e5")
+    if view.score_now is not None:
+        text.append("held-out ")
+        text.append(f"{view.score_now:.2f}", style="bold")
+        if view.score_before is not None and view.version > 0:
+            text.append(f", was {view.score_before:.2f}")
+    elif not view.rewards:
+        text.append("none yet", style="dim")
+    return text
+
+
+def _waterlevel(view: View, width: int) -> Text:
+    length = max(10, width - 34)
+    most = max(view.max_capacity, view.waterlevel, 1)
+    level, capacity = round(length * view.waterlevel / most), round(length * view.capacity / most)
+    text = Text(f"{'waterlevel':<12}")
+    served, room = min(level, capacity), max(0, capacity - level)
+    text.append("█" * served, style="#3987e5")
+    text.append("█" * (level - served), style="#c98500")
+    text.append("░" * room, style="grey50")
+    text.append(" " * (length - level - room))
+    text.append(f"  {view.waterlevel}, room for {view.capacity}")
+    return text
+
+
+def _cells(view: View, history: RoleHistory, width: int) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    strip_width = max(10, width - 62)
+    for cell in view.cells:
+        name, color = ROLE_STYLE[cell.role]
+        calls = f"{cell.num_calls} calls" if cell.role in ("rollout", "draining") else ""
+        rate = f"{quantity(cell.tokens_per_s)} tok/s" if cell.tokens_per_s else ""
+        label = f"cell {cell.cell}" + (" core" if cell.cell == 0 else "")
+        table.add_row(
+            f"{label:<11}",
+            Text(f"{name:<10}", style=f"bold {color}"),
+            history.strip(cell.cell, strip_width),
+            calls,
+            rate,
+            Text(cell.note, style="dim"),
+        )
+    return table
+
+
+def _numbers(view: View) -> Text:
+    numbers = [
+        (f"{view.groups_done}", "groups done"),
+        (f"{view.groups_open}", "open"),
+        (f"{view.executions_finished}", "executions done"),
+        (f"{view.executions_running}", "running"),
+        (quantity(view.tokens_per_s), "tokens/s"),
+        (f"{view.memory_gb:.1f}", "GB"),
+        (f"v{view.version}", ""),
+    ]
+    text = Text()
+    for value, unit in numbers:
+        text.append(value, style="bold")
+        text.append(f" {unit}   ")
+    return text
+
+
+def sparkline(values: tuple[float, ...]) -> str:
+    """
+    >>> sparkline((0.0, 0.5, 1.0))
+    '▁▅█'
+    """
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(SPARKS[round((value - low) / span * (len(SPARKS) - 1))] for value in values)
+
+
+class PlainLines:
+    """For logs and pipes: a line at every step, evaluation and phase, and one every `PLAIN_EVERY_S`."""
+
+    def __init__(self) -> None:
+        self._shown: tuple[str, int, float | None] | None = None
+        self._next_s = 0.0
+
+    def lines(self, view: View) -> list[str]:
+        state = (view.doing, view.step, view.score_now)
+        if state == self._shown and view.at < self._next_s:
+            return []
+        self._shown, self._next_s = state, view.at + PLAIN_EVERY_S
+        return [plain(view)]
+
+
+def plain(view: View) -> str:
+    """One line that says it all."""
+    roles = "".join({"rollout": "R", "training": "T", "lost": "x"}.get(cell.role, "~") for cell in view.cells)
+    parts = [
+        f"{clock(view.at)}  {view.doing}  step {view.step}/{view.num_steps}",
+        f"cells {roles}",
+        f"waterlevel {view.waterlevel}/{view.capacity}",
+        f"groups {view.groups_done}",
+        f"{quantity(view.tokens_per_s)} tokens/s",
+    ]
+    if view.rewards:
+        parts.append(f"reward {view.rewards[-1]:.2f}")
+    if view.score_now is not None:
+        parts.append(f"held-out {view.score_now:.2f}")
+    if view.remaining_s is not None:
+        parts.append(f"{clock(view.remaining_s)} left")
+    return " · ".join(parts)
+
+
+def outcome_table(summary: Summary, report: Path) -> Table:
+    """What to print when the run has ended."""
+    table = Table(
+        title="QwenGyre run", title_justify="left", show_header=False, caption=f"report: {report}", caption_justify="left"
+    )
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in outcome_rows(summary):
+        table.add_row(name, value)
+    return table
+
+
+def outcome_rows(summary: Summary) -> list[tuple[str, str]]:
+    """Name and value, in words, of everything in the summary; shared by the end table and the report."""
+    gap = summary.max_logprob_gap
+    return [
+        ("held-out score", _change(summary.score_before, summary.score_after)),
+        ("held-out score, greedy", _change(summary.greedy_before, summary.greedy_after)),
+        ("steps", f"{summary.steps} in {summary.minutes:.1f} minutes"),
+        ("executions", f"{summary.executions_finished} finished, {summary.executions_lost} lost and dispatched again"),
+        ("role switches", f"{summary.switches_to_training} to training, {summary.switches_to_rollout} to rollout"),
+        (
+            "calls moved in mid-generation",
+            f"{summary.calls_moved} ({summary.tokens_recomputed_after_move} tokens computed again)",
+        ),
+        ("joins in mid-step", str(summary.joins_mid_step)),
+        ("tokens recomputed at publishes", quantity(summary.tokens_recomputed_at_publish)),
+        ("compactions", str(summary.compactions)),
+        ("sub-agents", str(summary.sub_agents)),
+        ("timeouts with a partial score", str(summary.timeouts_scored)),
+        ("staleness", f"mean {summary.staleness_mean:.2f}, most {summary.staleness_max} steps"),
+        ("clip fraction", f"{summary.clip_fraction:.3f}"),
+        ("largest log-prob gap", "not audited" if gap is None else f"{gap:.1e}"),
+        ("idle share of cells", f"{summary.idle_share:.0%}"),
+        ("peak memory, all processes", f"{summary.peak_rss_gb:.2f} GB"),
+    ]
+
+
+def _change(before: float | None, after: float | None) -> str:
+    if before is None:
+        return "not measured"
+    return f"{before:.3f}" if after is None else f"{before:.3f} → {after:.3f} ({after - before:+.3f})"
