@@ -7,15 +7,30 @@ from pathlib import Path
 import msgspec
 
 from qwengyre.config.load import load
-from qwengyre.runtime.config import RuntimeConfig
+from qwengyre.engines.config import EngineConfig
+from qwengyre.gateway.config import GatewayConfig
+from qwengyre.runtime.config import EvaluationConfig, PolicyConfig, RuntimeConfig, TasksConfig
+from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trajectory.config import TrajectoryConfig
+from qwengyre.warmup.config import WarmupConfig
 
 
 class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Everything a run depends on. Written back to the run folder as resolved."""
 
+    tasks: TasksConfig
+    harness: HarnessConfig
     runtime: RuntimeConfig = RuntimeConfig()
+    policy: PolicyConfig = PolicyConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    engine: EngineConfig = EngineConfig()
     trainer: TrainerConfig = TrainerConfig()
+    trajectory: TrajectoryConfig = TrajectoryConfig()
+    warmup: WarmupConfig = WarmupConfig()
 
 
 def load_run(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:

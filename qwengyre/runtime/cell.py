@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import uvicorn
@@ -31,6 +31,13 @@ from qwengyre.runtime import cell_api as api
 from qwengyre.runtime.control_http import MAX_BODY_BYTES, bearer_matches
 from qwengyre.runtime.processes import exit_with_parent
 from qwengyre.trainer.config import TrainerConfig
+from qwengyre.transfer.api import Exposure
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from qwengyre.trainer.members import Members
 
 log = logging.getLogger("qwengyre.cell")
 Result = TypeVar("Result")
@@ -74,9 +81,11 @@ class Cell:
         self.carrier = ShmCarrier(spec.segment_prefix)
         self.engine: Engine = EmbeddedEngine(Path(spec.model_dir), self.carrier, spec.engine)
         self.trainer = Trainer(Path(spec.model_dir), spec.trainer, self.carrier)
-        self.members = None
+        self.trainer.offload()
+        self.members: Members | None = None
+        self.scratch: Tensor | None = None
+        self.published: list[Exposure] = []
         self.role = "rollout"
-        self.scratch = None
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._operations: dict[type, Callable] = {
             api.ConnectMembers: self.connect_members,
@@ -87,6 +96,7 @@ class Cell:
             api.Reduce: self.reduce,
             api.Apply: self.apply,
             api.ExposeSnapshot: self.expose_snapshot,
+            api.ExposeFile: self.expose_file,
             api.UpdateWeights: self.update_weights,
             api.SaveCheckpoint: self.save_checkpoint,
             api.LoadCheckpoint: self.load_checkpoint,
@@ -113,9 +123,7 @@ class Cell:
             if self.members is not None:
                 self.members.close()
                 self.members = None
-            return Members.connect(
-                rank, len(op.order), op.store_address, op.membership_epoch, self.spec.collective_timeout_s
-            )
+            return Members.connect(rank, len(op.order), op.store_address, op.membership_epoch, self.spec.collective_timeout_s)
 
         self.members = await self.on_trainer(build)
         return api.Done({"connect": time.monotonic() - started})
@@ -159,8 +167,9 @@ class Cell:
 
     async def reduce(self, op: api.Reduce) -> api.Done:
         def reduce() -> None:
-            gradient = self.trainer.flat_gradient()
-            self.scratch = gradient if op.num_members == 1 else self.members.reduce(gradient, op.num_members)
+            self.scratch = None
+            if op.num_members > 1:
+                self.scratch = self.members.reduce(self.trainer.flat_gradient(), op.num_members)
 
         started = time.monotonic()
         await self.on_trainer(reduce)
@@ -172,7 +181,24 @@ class Cell:
         return api.Applied(stats)
 
     async def expose_snapshot(self, op: api.ExposeSnapshot) -> api.Exposed:
-        return api.Exposed(await self.on_trainer(lambda: self.trainer.expose(op.version)))
+        if not op.is_publish:
+            return api.Exposed(await self.on_trainer(lambda: self.trainer.expose(op.version, self.spec.epoch)))
+        return api.Exposed(await self.on_trainer(lambda: self._publish(self.trainer.flat.arrays(), op.version)))
+
+    def _publish(self, arrays: dict[str, np.ndarray], version: int) -> Exposure:
+        """The last two published snapshots stay readable."""
+        self.published.append(self.carrier.expose(arrays, version=version, epoch=self.spec.epoch))
+        while len(self.published) > 2:
+            self.carrier.release(self.published.pop(0))
+        return self.published[-1]
+
+    async def expose_file(self, op: api.ExposeFile) -> api.Exposed:
+        def expose() -> Exposure:
+            from safetensors.numpy import load_file
+
+            return self._publish(load_file(op.path), op.version)
+
+        return api.Exposed(await self.on_trainer(expose))
 
     async def update_weights(self, op: api.UpdateWeights) -> api.Done:
         started = time.monotonic()
@@ -197,8 +223,8 @@ class Cell:
         await self.on_trainer(lambda: self.trainer.save_weights(Path(op.directory) / f"v{op.version:06d}.safetensors"))
         return api.Done()
 
-    async def audit(self, op: api.Audit) -> api.AuditResult:
-        return await self.on_trainer(lambda: self.trainer.audit(op.micro_steps, Path(op.snapshots_dir)))
+    async def audit(self, op: api.Audit) -> api.Audited:
+        return api.Audited(await self.on_trainer(lambda: self.trainer.audit(op.micro_steps, Path(op.snapshots_dir))))
 
     async def health(self, op: api.Health) -> api.HealthReport:
         return api.HealthReport(self.role, self.engine.capacity(), self.engine.stats())

@@ -15,7 +15,7 @@ import msgspec
 
 from qwengyre.core.records import MicroStep
 from qwengyre.engines.api import Capacity, EngineStats
-from qwengyre.trainer.records import MicroStepStats, StepStats
+from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
 from qwengyre.transfer.api import Exposure
 
 
@@ -70,6 +70,18 @@ class Apply(msgspec.Struct, frozen=True, tag=True):
 
 
 class ExposeSnapshot(msgspec.Struct, frozen=True, tag=True):
+    """Put the core's weights where others read them. A step's snapshot lives until the next step; a published one
+    until the publish after the next, because cells return to it at any time.
+    """
+
+    version: int
+    is_publish: bool
+
+
+class ExposeFile(msgspec.Struct, frozen=True, tag=True):
+    """Expose the weights of a snapshot file as `version`, for engines that come back after a restart."""
+
+    path: str
     version: int
 
 
@@ -104,11 +116,8 @@ class Audit(msgspec.Struct, frozen=True, tag=True):
     snapshots_dir: str
 
 
-class AuditResult(msgspec.Struct, frozen=True, tag=True):
-    num_tokens: int
-    max_logprob_gap: float
-    mean_logprob_gap: float
-    worst_execution: str
+class Audited(msgspec.Struct, frozen=True, tag=True):
+    report: AuditReport
 
 
 class Health(msgspec.Struct, frozen=True, tag=True):
@@ -149,6 +158,7 @@ Operation = (
     | Reduce
     | Apply
     | ExposeSnapshot
+    | ExposeFile
     | UpdateWeights
     | SaveCheckpoint
     | LoadCheckpoint
@@ -156,7 +166,7 @@ Operation = (
     | Audit
     | Health
 )
-Answer = Done | Computed | Applied | Exposed | AuditResult | HealthReport | Refused
+Answer = Done | Computed | Applied | Exposed | Audited | HealthReport | Refused
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -44,3 +44,68 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for key in ("start_timeout_s", "operation_timeout_s", "compute_timeout_s", "collective_timeout_s", "heartbeat_s"):
             if getattr(self, key) <= 0:
                 raise ValueError(f"{key} must be above 0")
+
+
+class TasksConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where tasks come from: two folders of task folders, or a family that is generated."""
+
+    train: str = ""
+    """Folder of the tasks to train on."""
+    held_out: str = ""
+    """Folder of the tasks that only evaluations run."""
+    family: Literal["", "mini-repositories"] = ""
+    """A deterministic family that is written into the cache instead; the seed of the run chooses its members."""
+    num_train: int = 96
+    """Tasks of the family to train on."""
+    num_held_out: int = 24
+    """Tasks of the family to evaluate on; they share no test with those to train on."""
+
+    def __post_init__(self) -> None:
+        if bool(self.family) == bool(self.train):
+            raise ValueError("train: give either a folder of tasks (train, held_out) or a family")
+        for key in ("num_train", "num_held_out"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1")
+
+
+class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The model that is trained."""
+
+    model: str = ""
+    """Folder of a Hugging Face model and its tokenizer. Empty: `qwengyre warmup` makes a tiny one, once, in the cache."""
+    temperature: float = 1.0
+    """What training samples at, whatever the harness asks for."""
+    max_tokens_per_call: int = 1024
+    """Most tokens of one answer."""
+    max_context_tokens: int = 32768
+    """Longest prompt and answer together; the engine's own limit caps it."""
+    cache: str = ".cache/qwengyre"
+    """Folder for warmed-up models and generated tasks."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError("temperature must be above 0: greedy tokens cannot be trained")
+        for key in ("max_tokens_per_call", "max_context_tokens"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1")
+
+
+class EvaluationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Evaluations on the held-out tasks. Dispatched at publishes, never trained."""
+
+    samples: int = 4
+    """Executions of every held-out task at the training temperature."""
+    greedy: bool = True
+    """One more execution of every held-out task at temperature 0."""
+    every_steps: int = 0
+    """Evaluate at the first publish after every n steps; 0: not in between."""
+    at_start: bool = True
+    """Evaluate the first version."""
+    at_end: bool = True
+    """Evaluate the last version."""
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ValueError("samples must be at least 1")
+        if self.every_steps < 0:
+            raise ValueError("every_steps must not be negative")

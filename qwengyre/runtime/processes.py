@@ -9,7 +9,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,16 +64,23 @@ class Supervised:
 
 
 async def start_process(
-    name: str, module: str, argument: Path, log_path: Path, ready_file: Path, *, env: Mapping[str, str], timeout_s: float
+    name: str,
+    module: str,
+    arguments: Sequence[str],
+    log_path: Path,
+    ready_file: Path,
+    *,
+    env: Mapping[str, str],
+    timeout_s: float,
 ) -> Supervised:
-    """Start `python -m module argument` and wait until it writes `ready_file`. Raises ProcessFailed."""
+    """Start `python -m module ARGUMENTS` and wait until it writes `ready_file`. Raises ProcessFailed."""
     ready_file.unlink(missing_ok=True)
     with log_path.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             module,
-            str(argument),
+            *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=log,
             stderr=log,

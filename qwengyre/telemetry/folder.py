@@ -13,7 +13,7 @@ class RunFolder:
     """Paths of one run.
 
     config.toml             the config as resolved
-    journal/                controller.log, gateway.log: the durable truth
+    journal/                controller.log, gateway.log: the durable truth; trained.log: what each step trained, for the audit
     metrics.jsonl           one record a line (telemetry/records.py)
     tensorboard/            the same numbers as event files
     checkpoints/            weights and optimizer, with the journal position
@@ -30,6 +30,7 @@ class RunFolder:
         self.journal = self.path / "journal"
         self.controller_journal = self.journal / "controller.log"
         self.gateway_journal = self.journal / "gateway.log"
+        self.trained_journal = self.journal / "trained.log"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"

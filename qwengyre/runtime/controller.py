@@ -1,0 +1,300 @@
+"""The controller: one handler for every command of the scheduler (the table in scheduler/commands.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from qwengyre.core.errors import CellFailed, StaleRead
+from qwengyre.core.ids import ExecutionId, GroupId, MicroStepId, cell_server, execution_id
+from qwengyre.core.records import MicroStep
+from qwengyre.journal import Journal
+from qwengyre.runtime.driver import Driver, RunClock
+from qwengyre.runtime.executions import Executions, GroupPlan
+from qwengyre.runtime.fleet import Fleet
+from qwengyre.runtime.gateway_client import GatewayClient
+from qwengyre.runtime.observer import Observer
+from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
+from qwengyre.runtime.records import ExecutionDone
+from qwengyre.runtime.steps import CORE, Steps
+from qwengyre.scheduler import commands as cmd
+from qwengyre.scheduler import events as ev
+from qwengyre.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from qwengyre.config.run import RunConfig
+
+log = logging.getLogger(__name__)
+
+
+class Controller:
+    """Carries out commands and posts their answers. Holds no rule about when anything should happen."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        scheduler: Scheduler,
+        journal: Journal,
+        trained: Journal,
+        clock: RunClock,
+        fleet: Fleet,
+        gateway: GatewayClient,
+        executions: Executions,
+        steps: Steps,
+        observer: Observer,
+        order: TrainingOrder,
+        evaluation: EvaluationPlan,
+    ) -> None:
+        self.config, self.fleet, self.gateway = config, fleet, gateway
+        self.executions, self.steps, self.observer = executions, steps, observer
+        self._order, self._evaluation, self._trained = order, evaluation, trained
+        self.plans: dict[GroupId, GroupPlan] = {}
+        self.pending: list[cmd.Command] = []
+        """Commands of an earlier life that have no answer yet."""
+        self.done: dict[ExecutionId, ExecutionDone] = {}
+        self._taken: dict[int, list[cmd.TakeGroup]] = {}
+        self._computed: dict[int, list[MicroStep]] = {}
+        self._cut: dict[GroupId, tuple[MicroStepId, ...]] = {}
+        """Micro-steps of each group that no durable step has consumed."""
+        self._consumed: dict[int, list[GroupId]] = {}
+        self._num_dispatched = {"train": 0, "evaluation": 0}
+        self.driver = Driver(scheduler, journal, clock, self._handlers())
+        self.driver.on_decided = self._on_decided
+        fleet.on_lost = self._on_cell_lost
+
+    def _handlers(self) -> dict[type, Callable[[cmd.Command], Awaitable[None] | None]]:
+        return {
+            cmd.Dispatch: self.dispatch,
+            cmd.Start: self.start,
+            cmd.Route: self.route,
+            cmd.Hold: self.hold,
+            cmd.PrepareGroup: self.prepare_group,
+            cmd.Drain: self.drain,
+            cmd.SwitchToTraining: self.switch_to_training,
+            cmd.ReturnToRollout: self.return_to_rollout,
+            cmd.OpenStep: self.open_step,
+            cmd.JoinStep: self.join_step,
+            cmd.TakeGroup: self.take_group,
+            cmd.Compute: self.compute,
+            cmd.CloseStep: self.close_step,
+            cmd.RunOptimizer: self.run_optimizer,
+            cmd.Publish: self.publish,
+            cmd.ReportEvaluation: self.report_evaluation,
+            cmd.Regroup: self.regroup,
+            cmd.FinishRun: self.finish_run,
+        }
+
+    def post(self, kind: type[ev.Event], **fields: object) -> None:
+        self.driver.post(kind, **fields)
+
+    def _on_decided(self, event: ev.Event, commands: list[cmd.Command]) -> None:
+        self.observer.see(event, commands, self.driver.scheduler)
+
+    # ------------------------------------------------------------------ executions
+
+    def dispatch(self, command: cmd.Dispatch) -> None:
+        index = self._num_dispatched[command.kind]
+        self._num_dispatched[command.kind] += 1
+        if command.kind == "train":
+            task, temperature = self._order.task(index), self._evaluation.temperature
+        else:
+            task, temperature = self._evaluation.group(index % len(self._evaluation.group_sizes()))
+        self.plans[command.group] = GroupPlan(
+            command.group, command.kind, command.version, task, temperature, command.num_executions
+        )
+
+    async def start(self, command: cmd.Start) -> None:
+        execution = command.execution
+        plan = self.plans[group_of(execution)]
+        self.executions.routes[execution] = command.server
+        done = await self.executions.run(plan, execution, command.attempt, self.driver.clock.now)
+        self.done[execution] = done
+        self.driver.journal.append(done)
+        self.observer.see_execution(done, plan)
+        self.post(ev.ExecutionEnded, execution=execution, attempt=command.attempt)
+
+    async def route(self, command: cmd.Route) -> None:
+        await self.executions.route(command.execution, command.server)
+
+    async def hold(self, command: cmd.Hold) -> None:
+        await self.executions.route(command.execution, None)
+
+    async def prepare_group(self, command: cmd.PrepareGroup) -> None:
+        num_valid, ids = await self.cut_micro_steps(command.group)
+        self.post(ev.GroupReady, group=command.group, micro_steps=ids, num_valid=num_valid)
+
+    async def cut_micro_steps(self, group: GroupId) -> tuple[int, tuple[MicroStepId, ...]]:
+        """Valid executions of a group whose executions have all ended, and its micro-steps, ready to be claimed."""
+        processed, micro_steps = await self.executions.prepare(
+            group,
+            members_of(self.plans[group]),
+            self.config.trajectory,
+            permute_rewards=self.config.runtime.permute_rewards,
+        )
+        ids = tuple(micro_step.micro_step for micro_step in micro_steps)
+        self.steps.micro_steps.update(zip(ids, micro_steps, strict=True))
+        self._cut[group] = ids
+        return len(processed), ids
+
+    def report_evaluation(self, command: cmd.ReportEvaluation) -> None:
+        plans = [self.plans[group] for group in command.groups]
+        done = {plan.group: [self.done[execution] for execution in members_of(plan)] for plan in plans}
+        self.observer.see_evaluation(command.version, plans, done)
+        for plan in plans:
+            self.executions.forget(members_of(plan))
+
+    # ------------------------------------------------------------------ role switches
+
+    async def drain(self, command: cmd.Drain) -> None:
+        moves = {move.execution: move.server for move in command.moves}
+        self.executions.routes.update({e: s for e, s in moves.items() if e in self.executions.routes})
+        report = await self.gateway.move(cell_server(command.cell), moves)
+        self.observer.see_move(command.cell, report)
+        await self.executions.send_routes(moves)
+        self.post(ev.CellDrained, ticket=command.ticket, cell=command.cell)
+
+    async def switch_to_training(self, command: cmd.SwitchToTraining) -> None:
+        if await self._unless_lost(self.steps.enter_training(command.cell)):
+            self.post(ev.CellInTraining, ticket=command.ticket, cell=command.cell)
+
+    async def return_to_rollout(self, command: cmd.ReturnToRollout) -> None:
+        if await self._unless_lost(self.steps.enter_rollout(command.cell, command.version)):
+            self.post(ev.CellInRollout, ticket=command.ticket, cell=command.cell)
+
+    async def _unless_lost(self, job: Awaitable[None]) -> bool:
+        """False when the cell died over it: the fleet has said so, and the scheduler goes by that."""
+        try:
+            await job
+        except CellFailed as error:
+            log.warning("command_died_with_its_cell", extra={"cell": error.cell, "reason": error.reason})
+            return False
+        return True
+
+    # ------------------------------------------------------------------ steps
+
+    async def open_step(self, command: cmd.OpenStep) -> None:
+        self._taken[command.step], self._computed[command.step] = [], []
+        if await self._unless_lost(self.steps.open_step(command.step)):
+            self.post(ev.StepOpened, ticket=command.ticket)
+
+    async def join_step(self, command: cmd.JoinStep) -> None:
+        try:
+            joined = await self._unless_lost(self.steps.join_step(command.cell, command.step))
+        except StaleRead:
+            log.info("joined_a_step_that_is_gone", extra={"cell": command.cell, "step": command.step})
+            return
+        if joined:
+            self.post(ev.StepJoined, ticket=command.ticket, cell=command.cell)
+
+    def take_group(self, command: cmd.TakeGroup) -> None:
+        self._taken[command.step].append(command)
+
+    async def compute(self, command: cmd.Compute) -> None:
+        async def run() -> None:
+            stats = await self.steps.compute(command)
+            if stats is not None:
+                self.observer.see_micro_step(command.cell, stats)
+
+        if await self._unless_lost(run()):
+            self._computed[command.step].append(self.steps.micro_steps[command.micro_step])
+            self.post(ev.MicroStepDone, ticket=command.ticket, cell=command.cell)
+
+    async def close_step(self, command: cmd.CloseStep) -> None:
+        if await self._unless_lost(self.steps.close_step(command.step, command.members)):
+            self.observer.see_members(command.step, command.members)
+            self.post(ev.StepReduced, ticket=command.ticket)
+
+    async def run_optimizer(self, command: cmd.RunOptimizer) -> None:
+        step = command.step
+
+        async def run() -> None:
+            applied = await self.steps.apply(step, command.num_executions)
+            micro_steps, taken = self._trained_micro_steps(step), self._taken.pop(step)
+            self._consumed[step] = [group.group for group in taken]
+            self.observer.see_step(applied, self.steps.stats.pop(step), taken, micro_steps, self._done_in(taken))
+            for micro_step in micro_steps:
+                self._trained.append(msgspec.structs.replace(micro_step, step=step))
+            if (step + 1) % self.config.trainer.checkpoint_every == 0:
+                await self._checkpoint(step + 1)
+
+        if await self._unless_lost(run()):
+            self.post(ev.StepDone, ticket=command.ticket)
+
+    async def _checkpoint(self, step: int) -> None:
+        await self.steps.checkpoint(step, self.driver.journal.position)
+        for consumed in [consumed for consumed in self._consumed if consumed < step]:
+            for group in self._consumed.pop(consumed):
+                for micro_step in self._cut.pop(group):
+                    del self.steps.micro_steps[micro_step]
+        self.post(ev.CheckpointSaved, step=step)
+
+    def _trained_micro_steps(self, step: int) -> list[MicroStep]:
+        """Each once, though a lost cell may have had some of them computed twice."""
+        return list({micro_step.micro_step: micro_step for micro_step in self._computed.pop(step)}.values())
+
+    def _done_in(self, taken: Sequence[cmd.TakeGroup]) -> list[ExecutionDone]:
+        return [self.done[execution] for group in taken for execution in members_of(self.plans[group.group])]
+
+    async def publish(self, command: cmd.Publish) -> None:
+        async def run() -> None:
+            if self.steps.checkpoint_step < command.version:
+                await self._checkpoint(command.version)
+            await self.steps.publish(command.version)
+
+        if await self._unless_lost(run()):
+            self.post(ev.Published, ticket=command.ticket)
+
+    def regroup(self, command: cmd.Regroup) -> None:
+        self.steps.regroup(command.order)
+
+    def finish_run(self, command: cmd.FinishRun) -> None:
+        self.observer.see_finish(command.steps)
+
+    # ------------------------------------------------------------------ losses
+
+    def _on_cell_lost(self, cell: int) -> None:
+        self.observer.say(f"cell {cell} is lost; its calls go elsewhere, its micro-steps are claimed again")
+        self.post(ev.CellLost, cell=cell)
+        if self.config.runtime.restart_lost_cells:
+            self._restarts.create_task(self.restart_cell(cell), name=f"restart cell {cell}")
+
+    async def restart_cell(self, cell: int) -> None:
+        """A new process in the rollout role, with the published weights; the core with its last durable state."""
+        await self.gateway.remove_server(cell_server(cell))
+        await self.fleet.start(cell)
+        step = await self.steps.restore_core() if cell == CORE else None
+        await self.steps.bring_published(cell)
+        self.post(ev.CellReturned, cell=cell, step=step)
+
+    async def gateway_restarted(self) -> None:
+        self.observer.say("the gateway is back; clients that were cut off retry and go on")
+        await self.fleet.tell_gateway()
+        await self.executions.send_all_routes()
+
+    async def run(self, restart: Sequence[int] = ()) -> None:
+        """Until the run is finished. `restart` are cells that the scheduler knows to be lost: the core first, then the others."""
+        async with asyncio.TaskGroup() as self._restarts:
+            if restart:
+                self._restarts.create_task(self._restart_all(restart), name="restart all cells")
+            await self.driver.run(self.pending)
+
+    async def _restart_all(self, cells: Sequence[int]) -> None:
+        await self.restart_cell(CORE)
+        await asyncio.gather(*(self.restart_cell(cell) for cell in cells if cell != CORE))
+
+
+def group_of(execution: ExecutionId) -> GroupId:
+    """
+    >>> group_of(ExecutionId("e000012-3"))
+    12
+    """
+    return GroupId(int(execution[1:].partition("-")[0]))
+
+
+def members_of(plan: GroupPlan) -> list[ExecutionId]:
+    return [execution_id(plan.group, index) for index in range(plan.num_executions)]

@@ -1,0 +1,177 @@
+"""The rollout half of the driver: an execution from its key to its score, a group from its scores to its micro-steps."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from qwengyre.buffer.packing import pack_group
+from qwengyre.core.ids import ExecutionId, GroupId
+from qwengyre.core.records import MicroStep, Outcome, Role, TrainingExecution, Validity
+from qwengyre.gateway.control import OpenExecution
+from qwengyre.runtime.gateway_client import GatewayClient
+from qwengyre.runtime.records import CallCounts, ExecutionDone
+from qwengyre.sandbox.harness import ExecutionSpec
+from qwengyre.sandbox.launcher import Launcher
+from qwengyre.sandbox.task import Task
+from qwengyre.trajectory.config import TrajectoryConfig
+from qwengyre.trajectory.harness_rules import HarnessRules
+from qwengyre.trajectory.process import FinishedExecution, process_group
+from qwengyre.trajectory.roles import assign_roles
+from qwengyre.trajectory.tree import TrajectoryTree
+
+log = logging.getLogger(__name__)
+SUMMARIES = frozenset({Role.MAIN_SUMMARY, Role.SUB_AGENT_SUMMARY})
+
+
+class GroupPlan(msgspec.Struct, frozen=True):
+    """What a dispatched group runs."""
+
+    group: GroupId
+    kind: str
+    version: int
+    task: str
+    temperature: float
+    num_executions: int
+
+
+class ExecutionSettings(msgspec.Struct, frozen=True):
+    """What every execution is opened with."""
+
+    seed: int
+    max_context_tokens: int
+    max_tokens_per_call: int
+    model: str = "policy"
+
+
+class Executions:
+    """Runs executions, and keeps what finished ones said until their group has been prepared."""
+
+    def __init__(
+        self,
+        gateway: GatewayClient,
+        launcher: Launcher,
+        tasks: Mapping[str, Task],
+        settings: ExecutionSettings,
+        rules: Sequence[HarnessRules],
+    ) -> None:
+        self._gateway, self._launcher, self._tasks = gateway, launcher, tasks
+        self._settings, self._rules = settings, rules
+        self.routes: dict[ExecutionId, str | None] = {}
+        """Where each live execution is to be served; None holds its calls."""
+        self.outcomes: dict[ExecutionId, Outcome] = {}
+        """Of executions whose group is not prepared yet."""
+        self._trees: dict[ExecutionId, TrajectoryTree] = {}
+        self._open: set[ExecutionId] = set()
+
+    async def run(self, plan: GroupPlan, execution: ExecutionId, attempt: int, at: Callable[[], float]) -> ExecutionDone:
+        """Open it at the gateway, run its harness, close it, score its workspace."""
+        opened = await self._gateway.open(self._order(plan, execution, attempt))
+        self._open.add(execution)
+        await self._send_route(execution)
+        spec = ExecutionSpec(
+            execution=execution,
+            task=self._tasks[plan.task],
+            key=opened.key,
+            base_path=opened.path,
+            model=self._settings.model,
+            attempt=attempt,
+        )
+
+        async def close() -> int:
+            return len((await self.tree(execution)).calls)
+
+        try:
+            outcome = await self._launcher.run_execution(spec, close)
+        finally:
+            self._open.discard(execution)
+            self.routes.pop(execution, None)
+        self.outcomes[execution] = outcome
+        counts = self._count(await self.tree(execution))
+        return ExecutionDone(execution, plan.group, attempt, plan.task, plan.temperature, outcome, counts, at())
+
+    def _order(self, plan: GroupPlan, execution: ExecutionId, attempt: int) -> OpenExecution:
+        return OpenExecution(
+            execution=execution,
+            attempt=attempt,
+            seed=self._settings.seed,
+            temperature=plan.temperature,
+            trainable=plan.kind == "train",
+            max_context_tokens=self._settings.max_context_tokens,
+            max_tokens_per_call=self._settings.max_tokens_per_call,
+            model=self._settings.model,
+        )
+
+    async def route(self, execution: ExecutionId, server: str | None) -> None:
+        """Send the execution's calls, held ones first, to `server`; None holds them. The last word counts."""
+        self.routes[execution] = server
+        await self._send_route(execution)
+
+    async def _send_route(self, execution: ExecutionId) -> None:
+        await self.send_routes([execution])
+
+    async def send_routes(self, executions: Iterable[ExecutionId]) -> None:
+        """Say again where these go: one of them may have been opened while its move was under way."""
+        known = {execution: self.routes.get(execution) for execution in executions if execution in self._open}
+        if known:
+            await self._gateway.route(known)
+
+    async def send_all_routes(self) -> None:
+        """After the gateway came back."""
+        await self.send_routes(list(self._open))
+
+    async def tree(self, execution: ExecutionId) -> TrajectoryTree:
+        """What a finished execution said; asking closes it, and its key is dead from then on."""
+        if execution not in self._trees:
+            closed = await self._gateway.close_execution(execution)
+            self._trees[execution] = await asyncio.to_thread(TrajectoryTree.build, closed.events)
+        return self._trees[execution]
+
+    def _count(self, tree: TrajectoryTree) -> CallCounts:
+        roles = assign_roles(tree.calls, self._rules)
+        return CallCounts(
+            calls=len(tree.calls),
+            tokens_sampled=sum(call.finished.num_sampled for call in tree.calls.values() if call.finished),
+            tokens_distinct=tree.num_distinct_tokens,
+            compactions=sum(role in SUMMARIES for role in roles.values()),
+            sub_agents=sum(
+                roles[call_id] is Role.SUB_AGENT and call.started.base is None for call_id, call in tree.calls.items()
+            ),
+            calls_moved=sum(call.finished.num_moves for call in tree.calls.values() if call.finished),
+        )
+
+    async def prepare(
+        self, group: GroupId, executions: Sequence[ExecutionId], config: TrajectoryConfig, *, permute_rewards: bool
+    ) -> tuple[list[TrainingExecution], list[MicroStep]]:
+        """Advantages, chosen trajectories and micro-steps of a group whose executions have all ended."""
+        outcomes = [self.outcomes[execution] for execution in executions]
+        if permute_rewards:
+            outcomes = permuted(outcomes, self._settings.seed, group)
+        finished = [
+            FinishedExecution(execution, await self.tree(execution), outcome)
+            for execution, outcome in zip(executions, outcomes, strict=True)
+        ]
+        processed = await asyncio.to_thread(process_group, group, finished, config, seed=self._settings.seed, rules=self._rules)
+        for execution in executions:
+            del self._trees[execution], self.outcomes[execution]
+        return processed, pack_group(processed, -1, config)
+
+    def forget(self, executions: Sequence[ExecutionId]) -> None:
+        """An evaluation is reported: nothing of it is trained."""
+        for execution in executions:
+            self._trees.pop(execution, None)
+            self.outcomes.pop(execution, None)
+
+
+def permuted(outcomes: Sequence[Outcome], seed: int, group: GroupId) -> list[Outcome]:
+    """Scores dealt anew among the valid executions of a group: the control in which nothing can be learned."""
+    valid = [i for i, outcome in enumerate(outcomes) if outcome.validity is Validity.VALID]
+    order = np.random.default_rng((seed, group)).permutation(len(valid))
+    dealt = list(outcomes)
+    for place, source in zip(valid, order, strict=True):
+        dealt[place] = msgspec.structs.replace(outcomes[place], score=outcomes[valid[source]].score)
+    return dealt

@@ -1,0 +1,134 @@
+"""The cells as processes: started, watched, restarted. Says who is lost and who is back; decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from qwengyre.core.errors import CellFailed
+from qwengyre.core.ids import cell_server
+from qwengyre.runtime import cell_api as api
+from qwengyre.runtime.cell import CellAddress, CellSpec
+from qwengyre.runtime.cell_client import CellClient
+from qwengyre.runtime.config import RuntimeConfig
+from qwengyre.runtime.gateway_client import GatewayClient
+from qwengyre.runtime.processes import Supervised, start_process
+
+log = logging.getLogger(__name__)
+Reply = TypeVar("Reply")
+MISSES_UNTIL_LOST = 3
+
+
+class LiveCell:
+    """One life of one cell."""
+
+    def __init__(self, spec: CellSpec, process: Supervised, client: CellClient) -> None:
+        self.spec, self.process, self.client = spec, process, client
+        self.is_serving = True
+        """The engine has memory and weights: a publish must reach it."""
+        self.health: api.HealthReport | None = None
+        self.watch: asyncio.Task | None = None
+
+
+class Fleet:
+    """All cells of a run. `on_lost(cell)` is called once per life that ends unasked."""
+
+    def __init__(
+        self,
+        make_spec: Callable[[int, int], CellSpec],
+        private: Path,
+        logs: Path,
+        config: RuntimeConfig,
+        gateway: GatewayClient,
+    ) -> None:
+        self._make_spec, self._private, self._logs = make_spec, private, logs
+        self._config, self._gateway = config, gateway
+        self._epochs: dict[int, int] = {}
+        self.cells: dict[int, LiveCell] = {}
+        self.on_lost: Callable[[int], None] = lambda cell: None
+
+    async def start(self, cell: int) -> None:
+        """Start a life of `cell` and tell the gateway where it serves. Raises ProcessFailed."""
+        epoch = self._epochs.get(cell, -1) + 1
+        self._epochs[cell] = epoch
+        spec = self._make_spec(cell, epoch)
+        spec_file = self._private / f"cell-{cell}.json"
+        spec_file.touch(mode=0o600)
+        spec_file.write_bytes(msgspec.json.encode(spec))
+        process = await start_process(
+            f"cell {cell}",
+            "qwengyre.runtime.cell",
+            [str(spec_file)],
+            self._logs / f"cell-{cell}.log",
+            Path(spec.ready_file),
+            env={"OMP_NUM_THREADS": str(spec.threads), "MKL_NUM_THREADS": str(spec.threads)},
+            timeout_s=self._config.start_timeout_s,
+        )
+        address = msgspec.json.decode(Path(spec.ready_file).read_bytes(), type=CellAddress)
+        live = LiveCell(spec, process, CellClient(address, spec.token))
+        self.cells[cell] = live
+        await self._gateway.add_server(cell_server(cell), address.data, spec.token)
+        live.watch = asyncio.create_task(self._watch(cell, live), name=f"watch cell {cell}")
+
+    async def call(self, cell: int, operation: api.Operation, expected: type[Reply], timeout_s: float | None = None) -> Reply:
+        """One operation on the present life of `cell`. A cell that does not answer is reported lost before CellFailed is raised."""
+        live = self.cells.get(cell)
+        if live is None:
+            raise CellFailed(cell, "is lost")
+        try:
+            return await live.client.call(operation, expected, timeout_s or self._config.operation_timeout_s)
+        except CellFailed as error:
+            self.report_lost(cell, live, error.reason)
+            raise
+
+    def report_lost(self, cell: int, live: LiveCell, reason: str) -> None:
+        """Fence and kill this life; harmless for one that is no longer the present one."""
+        if self.cells.get(cell) is not live:
+            return
+        del self.cells[cell]
+        log.error("cell_lost", extra={"cell": cell, "epoch": live.spec.epoch, "reason": reason})
+        live.process.kill()
+        if live.watch is not None and live.watch is not asyncio.current_task():
+            live.watch.cancel()
+        self.on_lost(cell)
+
+    async def _watch(self, cell: int, live: LiveCell) -> None:
+        exited = asyncio.create_task(live.process.wait_exit())
+        try:
+            await asyncio.wait({exited, asyncio.create_task(self._beat(cell, live))}, return_when=asyncio.FIRST_COMPLETED)
+            code = exited.result() if exited.done() else None
+            self.report_lost(cell, live, f"its process ended with {code}" if code is not None else "it missed its heartbeats")
+        finally:
+            exited.cancel()
+
+    async def _beat(self, cell: int, live: LiveCell) -> None:
+        """Return when the cell has missed `MISSES_UNTIL_LOST` heartbeats in a row."""
+        misses = 0
+        while misses < MISSES_UNTIL_LOST:
+            try:
+                live.health = await live.client.call(api.Health(), api.HealthReport, self._config.heartbeat_s * 5)
+                misses = 0
+            except CellFailed:
+                misses += 1
+            await asyncio.sleep(self._config.heartbeat_s)
+
+    async def tell_gateway(self) -> None:
+        """Where all cells serve, after the gateway came back."""
+        for cell, live in self.cells.items():
+            await self._gateway.add_server(cell_server(cell), live.client.address.data, live.spec.token)
+
+    async def stop(self) -> None:
+        lives, self.cells = list(self.cells.values()), {}
+        for live in lives:
+            if live.watch is not None:
+                live.watch.cancel()
+                with suppress(asyncio.CancelledError):
+                    await live.watch
+            await live.client.close()
+        await asyncio.gather(*(live.process.stop() for live in lives))

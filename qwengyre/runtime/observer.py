@@ -1,0 +1,329 @@
+"""Sees everything that a run does and tells it: metrics, summary, the live screen. Changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qwengyre.core.arrays import FLAG, VERSION, unpack
+from qwengyre.core.ids import GroupId
+from qwengyre.core.records import End, MicroStep, Validity
+from qwengyre.dashboard.live import Screen
+from qwengyre.dashboard.view import CellView, View, estimate_remaining
+from qwengyre.runtime.executions import GroupPlan
+from qwengyre.runtime.records import ExecutionDone
+from qwengyre.scheduler import commands as cmd
+from qwengyre.scheduler import events as ev
+from qwengyre.scheduler.scheduler import Scheduler
+from qwengyre.telemetry import records as metric
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.telemetry.meters import MemoryMeter, WorkMeter
+from qwengyre.telemetry.metrics import Metrics, read_metrics
+from qwengyre.telemetry.summary import Summary, read_summary, write_summary
+from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
+
+if TYPE_CHECKING:
+    from qwengyre.config.run import RunConfig
+    from qwengyre.runtime.fleet import Fleet
+    from qwengyre.runtime.gateway_client import GatewayClient
+
+GB = 1e9
+POLL_S = 2.0
+DRAW_S = 0.5
+
+
+class Observer:
+    """One per life of the controller; counts go on from the summary of the life before."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, screen: Screen, now: Callable[[], float]) -> None:
+        self._config, self._folder, self._screen, self._now = config, folder, screen, now
+        self.metrics = Metrics(folder)
+        self.summary = read_summary(folder.summary) or Summary()
+        self._memory, self._work = MemoryMeter(), WorkMeter()
+        self._roles: dict[int, str] = {}
+        self._waterlevel: tuple[int, int] | None = None
+        self._claimed_steps: set[int] = set()
+        self._joins: dict[int, int] = {}
+        self._members: dict[int, tuple[int, ...]] = {}
+        self._rewards: list[float] = []
+        self._step_ends: list[float] = []
+        self._step_began: dict[int, float] = {}
+        self._staleness: list[int] = []
+        self._trajectories = [0, 0]
+        self._tokens_trained = 0
+        self._rates = (0.0, 0.0)
+        self._memory_gb = 0.0
+        self._groups_done = 0
+        self._recomputed_at_publish: dict[tuple[int, int], int] = {}
+        self._recomputed_before = (self.summary.tokens_recomputed_at_publish, self.summary.tokens_recomputed_after_move)
+        self._busy_before = (1.0 - self.summary.idle_share) * self.summary.minutes * 60 * config.scheduler.num_cells
+        self.doing = "starting"
+        self._restore()
+
+    def _restore(self) -> None:
+        for record in read_metrics(self._folder.metrics):
+            if isinstance(record, metric.StepFinished):
+                del self._rewards[record.step - 1 :], self._step_ends[record.step - 1 :]
+                self._rewards.append(record.reward_mean)
+
+    def began(self, *, resumed: bool, kept: int, redispatched: int) -> None:
+        scheduler = self._config.scheduler
+        self.metrics.record(
+            metric.RunBegan(
+                self._now(),
+                name=self._config.runtime.name,
+                policy=scheduler.policy,
+                num_cells=scheduler.num_cells,
+                num_steps=scheduler.steps,
+                resumed=resumed,
+                executions_kept=kept,
+                executions_redispatched=redispatched,
+            )
+        )
+        self.summary.executions_lost += redispatched
+        if resumed:
+            self.say(f"resumed: {kept} finished executions kept, {redispatched} live ones dispatched again")
+
+    def say(self, line: str) -> None:
+        self._screen.say(line)
+
+    # ------------------------------------------------------------------ what the scheduler saw and decided
+
+    def see(self, event: ev.Event, commands: Sequence[cmd.Command], scheduler: Scheduler) -> None:
+        state = scheduler.state
+        for cell in state.cells.all:
+            if self._roles.get(cell.cell) != cell.state.value:
+                self._roles[cell.cell] = cell.state.value
+                self.metrics.record(metric.RolesChanged(event.at, cell.cell, cell.state.value))
+        level = state.waterlevel, state.capacity
+        if level != self._waterlevel:
+            self._waterlevel = level
+            self.metrics.record(metric.WaterlevelSampled(event.at, *level))
+        match event:
+            case ev.CellInTraining():
+                self.summary.switches_to_training += 1
+            case ev.CellInRollout():
+                self.summary.switches_to_rollout += 1
+            case ev.StepJoined() if state.steps_done in self._claimed_steps:
+                self.summary.joins_mid_step += 1
+                self._joins[state.steps_done] = self._joins.get(state.steps_done, 0) + 1
+            case ev.GroupReady():
+                self._groups_done += 1
+        for command in commands:
+            match command:
+                case cmd.Compute():
+                    self._claimed_steps.add(command.step)
+                case cmd.OpenStep():
+                    self._step_began[command.step] = event.at
+
+    def see_execution(self, done: ExecutionDone, plan: GroupPlan) -> None:
+        summary = self.summary
+        summary.executions_finished += 1
+        summary.compactions += done.counts.compactions
+        summary.sub_agents += done.counts.sub_agents
+        summary.calls_moved += done.counts.calls_moved
+        outcome = done.outcome
+        if outcome.end is End.HARNESS_TIMEOUT and outcome.validity is Validity.VALID and outcome.score > 0:
+            summary.timeouts_scored += 1
+        if outcome.validity is not Validity.VALID:
+            reason = outcome.detail.strip().splitlines()[:1]
+            self.say(f"{done.execution}: {outcome.end.value}, {outcome.validity.value} {' '.join(reason)}")
+
+    def see_evaluation(self, version: int, plans: Sequence[GroupPlan], done: Mapping[GroupId, Sequence[ExecutionDone]]) -> None:
+        sampled, greedy = [], []
+        for plan in plans:
+            scores = [one.outcome.score for one in done[plan.group] if one.outcome.validity is not Validity.DROPPED]
+            (sampled if plan.temperature > 0 else greedy).extend(scores)
+        score, greedy_score = mean(sampled), mean(greedy)
+        num = len(sampled) + len(greedy)
+        tasks = len({plan.task for plan in plans})
+        self.metrics.record(metric.EvaluationFinished(self._now(), version, score, greedy_score, tasks, num))
+        if version == 0:
+            self.summary.score_before, self.summary.greedy_before = score, greedy_score
+        self.summary.score_after, self.summary.greedy_after = score, greedy_score
+        self.say(f"version {version}: held-out score {score:.3f}, greedy {greedy_score:.3f}")
+        self.write_summary()
+
+    # ------------------------------------------------------------------ training
+
+    def see_members(self, step: int, members: tuple[int, ...]) -> None:
+        self._members[step] = members
+
+    def see_micro_step(self, cell: int, stats: MicroStepStats) -> None:
+        self._work.add(cell, stats.seconds)
+        self._tokens_trained += stats.tokens_trained
+
+    def see_step(
+        self,
+        applied: StepStats,
+        computed: Sequence[MicroStepStats],
+        taken: Sequence[cmd.TakeGroup],
+        micro_steps: Sequence[MicroStep],
+        done: Sequence[ExecutionDone],
+    ) -> None:
+        step, now = applied.step, self._now()
+        staleness = [group.staleness for group in taken]
+        self._staleness += staleness
+        trajectories, clipped = sum(s.trajectories for s in computed), sum(s.trajectories_clipped for s in computed)
+        self._trajectories[0] += clipped
+        self._trajectories[1] += trajectories
+        tokens = max(1, sum(s.tokens_trained for s in computed))
+        rewards = [one.outcome.score for one in done if one.outcome.validity is not Validity.DROPPED]
+        self._rewards.append(mean(rewards))
+        self._step_ends.append(now)
+        self._work.add(0, applied.seconds)
+        self.metrics.record(
+            metric.StepFinished(
+                now,
+                step=step + 1,
+                reward_mean=mean(rewards),
+                reward_std=float(np.std(rewards)) if rewards else 0.0,
+                num_groups=len(taken),
+                num_executions=applied.num_executions,
+                members=self._members.pop(step, (0,)),
+                joins_mid_step=self._joins.pop(step, 0),
+                tokens_trained=sum(s.tokens_trained for s in computed),
+                tokens_distinct=sum(s.tokens_distinct for s in computed),
+                loss=sum(s.loss for s in computed) / max(1, applied.num_executions),
+                entropy=sum(s.entropy for s in computed) / tokens,
+                gradient_norm=applied.gradient_norm,
+                clip_fraction=clipped / max(1, trajectories),
+                log_ratio_mean=sum(s.log_ratio for s in computed) / tokens,
+                log_ratio_max=max((s.log_ratio_max for s in computed), default=0.0),
+                staleness_mean=mean(staleness),
+                staleness_max=max(staleness, default=0),
+                token_staleness_mean=token_staleness(micro_steps, step),
+                seconds=now - self._step_began.pop(step, now),
+            )
+        )
+        if not applied.applied:
+            self.say(f"step {step + 1} was not applied: {applied.reason}")
+        self.summary.steps = step + 1
+        self.summary.staleness_mean, self.summary.staleness_max = mean(self._staleness), max(self._staleness, default=0)
+        self.summary.clip_fraction = self._trajectories[0] / max(1, self._trajectories[1])
+        self.write_summary()
+
+    def see_switch(self, cell: int, seconds: float) -> None:
+        self._work.add(cell, seconds)
+
+    def see_audit(self, report: AuditReport) -> None:
+        self.summary.max_logprob_gap = report.max_logprob_gap
+        self.metrics.record(metric.AuditFinished(self._now(), report.max_logprob_gap, report.num_tokens))
+        self.write_summary()
+
+    def ended(self, reason: str) -> None:
+        self.metrics.record(metric.RunEnded(self._now(), reason))
+        self.write_summary()
+        self.metrics.close()
+
+    def write_summary(self) -> None:
+        summary, elapsed = self.summary, self._now()
+        summary.minutes = elapsed / 60
+        summary.peak_rss_gb = max(summary.peak_rss_gb, self._memory.peak_bytes / GB)
+        num_cells = self._config.scheduler.num_cells
+        busy = self._busy_before + sum(self._work.busy_s.values())
+        summary.idle_share = min(1.0, max(0.0, 1.0 - busy / (num_cells * elapsed))) if elapsed > 0 else 0.0
+        write_summary(self._folder.summary, summary)
+        counts = {name: getattr(summary, name) for name in COUNTS}
+        self.metrics.record(metric.CountsSampled(elapsed, counts))
+
+    # ------------------------------------------------------------------ polling and drawing
+
+    async def watch(self, scheduler: Scheduler, fleet: Fleet, gateway: GatewayClient) -> None:
+        """Poll and draw until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._poll(fleet, gateway), name="poll")
+            tasks.create_task(self._draw(scheduler, fleet), name="draw")
+
+    async def _poll(self, fleet: Fleet, gateway: GatewayClient) -> None:
+        sampled_before, trained_before, at_before = 0, 0, self._now()
+        while True:
+            await asyncio.sleep(POLL_S)
+            self._memory_gb = await asyncio.to_thread(self._memory.sample) / GB
+            stats = await gateway.stats()
+            now = self._now()
+            elapsed = max(1e-3, now - at_before)
+            sampled = max(0, stats.tokens_sampled - sampled_before)
+            self._rates = sampled / elapsed, (self._tokens_trained - trained_before) / elapsed
+            sampled_before, trained_before, at_before = stats.tokens_sampled, self._tokens_trained, now
+            self.metrics.record(metric.RatesSampled(now, *self._rates, self._memory_gb))
+            self.summary.tokens_recomputed_after_move = self._recomputed_before[1] + stats.tokens_recomputed_after_move
+            self._see_health(fleet)
+
+    def _see_health(self, fleet: Fleet) -> None:
+        for cell, live in fleet.cells.items():
+            if live.health is not None:
+                self._work.observe(cell, "engine", live.health.engine.busy_s)
+                key = cell, live.spec.epoch
+                self._recomputed_at_publish[key] = live.health.engine.tokens_recomputed_at_publish
+        self.summary.tokens_recomputed_at_publish = self._recomputed_before[0] + sum(self._recomputed_at_publish.values())
+
+    async def _draw(self, scheduler: Scheduler, fleet: Fleet) -> None:
+        while True:
+            self._screen.update(self.view(scheduler, fleet))
+            await asyncio.sleep(DRAW_S)
+
+    def view(self, scheduler: Scheduler, fleet: Fleet) -> View:
+        state, config = scheduler.state, self._config.scheduler
+        cells = []
+        for cell in state.cells.all:
+            live = fleet.cells.get(cell.cell)
+            calls = live.health.capacity.running + live.health.capacity.waiting if live and live.health else 0
+            cells.append(CellView(cell.cell, cell.state.value, num_calls=calls))
+        return View(
+            at=self._now(),
+            name=self._config.runtime.name,
+            policy=config.policy,
+            doing=self.doing,
+            step=state.steps_done,
+            num_steps=config.steps,
+            version=state.version,
+            cells=tuple(cells),
+            waterlevel=state.waterlevel,
+            capacity=state.capacity,
+            max_capacity=state.capacity_total,
+            groups_done=self._groups_done,
+            groups_open=state.groups.num_out,
+            executions_finished=self.summary.executions_finished,
+            executions_running=state.placement.num_placed,
+            rewards=tuple(self._rewards),
+            score_before=self.summary.score_before,
+            score_now=self.summary.score_after,
+            tokens_per_s=self._rates[0],
+            memory_gb=self._memory_gb,
+            remaining_s=estimate_remaining(self._step_ends, config.steps),
+        )
+
+
+COUNTS = (
+    "switches_to_training",
+    "switches_to_rollout",
+    "calls_moved",
+    "tokens_recomputed_after_move",
+    "tokens_recomputed_at_publish",
+    "joins_mid_step",
+    "compactions",
+    "sub_agents",
+    "timeouts_scored",
+    "executions_finished",
+    "executions_lost",
+)
+
+
+def mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0
+
+
+def token_staleness(micro_steps: Sequence[MicroStep], step: int) -> float:
+    """Mean over trained tokens of (weights trained at) - (weights sampled from)."""
+    total, num = 0, 0
+    for micro_step in micro_steps:
+        for execution in micro_step.executions:
+            for trajectory in execution.trajectories:
+                version = unpack(trajectory.version_T, VERSION)[unpack(trajectory.trainable_T, FLAG)]
+                total += int((step - version).sum())
+                num += len(version)
+    return total / num if num else 0.0

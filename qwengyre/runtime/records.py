@@ -1,0 +1,66 @@
+"""What the controller journals, beside the scheduler's events and commands.
+
+The journal is the run's durable truth: replaying its events through a new Scheduler gives the same commands, byte for byte,
+and the state that a resumed run goes on from.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from qwengyre.core.ids import ExecutionId, GroupId
+from qwengyre.core.records import Outcome
+from qwengyre.scheduler.commands import AnyCommand
+from qwengyre.scheduler.events import AnyEvent
+
+
+class RunOpened(msgspec.Struct, frozen=True, tag=True):
+    """First record of every life of the controller."""
+
+    life: int
+    """0, and one more for every `--resume`."""
+    at: float
+    """Seconds on the run's clock, which goes on where the last life stopped."""
+    wall_time: str
+    """ISO 8601, for people only."""
+
+
+class Decided(msgspec.Struct, frozen=True, tag=True):
+    """The commands that the event before this record led to."""
+
+    commands: tuple[AnyCommand, ...]
+
+
+class CallCounts(msgspec.Struct, frozen=True):
+    """What one execution did, counted on its tree."""
+
+    calls: int = 0
+    tokens_sampled: int = 0
+    tokens_distinct: int = 0
+    compactions: int = 0
+    sub_agents: int = 0
+    calls_moved: int = 0
+
+
+class ExecutionDone(msgspec.Struct, frozen=True, tag=True):
+    """One execution is over and scored. Appended before the scheduler hears of it."""
+
+    execution: ExecutionId
+    group: GroupId
+    attempt: int
+    task: str
+    temperature: float
+    outcome: Outcome
+    counts: CallCounts
+    at: float
+
+
+class StepPoisoned(msgspec.Struct, frozen=True, tag=True):
+    """A loss was not finite: the step is not applied, its micro-step is kept for inspection."""
+
+    step: int
+    reason: str
+    kept_in: str
+
+
+ControllerRecord = AnyEvent | RunOpened | Decided | ExecutionDone | StepPoisoned

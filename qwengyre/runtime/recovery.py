@@ -1,0 +1,84 @@
+"""From a journal to the state that a resumed run goes on from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from qwengyre.core.errors import JournalCorrupt
+from qwengyre.core.ids import ExecutionId, GroupId
+from qwengyre.journal import read
+from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone, RunOpened
+from qwengyre.scheduler import events as ev
+from qwengyre.scheduler.cells import CellState
+from qwengyre.scheduler.commands import Command, Dispatch, TakeGroup
+from qwengyre.scheduler.config import SchedulerConfig
+from qwengyre.scheduler.scheduler import Scheduler
+
+
+class Recovered:
+    """What the journal says. `scheduler` stands where the last life stopped."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.scheduler = Scheduler(config)
+        self.lives = 0
+        self.at = 0.0
+        self.has_started = False
+        self.dispatches: list[Dispatch] = []
+        self.done: dict[ExecutionId, ExecutionDone] = {}
+        self.taken: dict[GroupId, int] = {}
+        """Step that took a group, the last one that did."""
+
+    def events_of_the_stop(self) -> list[ev.Event]:
+        """What a kill of everything means to the scheduler: all cells lost; live executions lost, or over if that is journalled."""
+        state = self.scheduler.state
+        lost: list[ev.Event] = [
+            ev.CellLost(at=self.at, cell=cell.cell) for cell in state.cells.all if cell.state is not CellState.LOST
+        ]
+        for live in state.placement.live.values():
+            if live.server is None and live.execution not in state.placement.held:
+                continue
+            done = self.done.get(live.execution)
+            kind = ev.ExecutionEnded if done and done.attempt == live.attempt else ev.ExecutionLost
+            lost.append(kind(at=self.at, execution=live.execution, attempt=live.attempt))
+        return lost
+
+
+def recover(path: Path, config: SchedulerConfig) -> Recovered:
+    """Replay the controller's journal. Raises JournalCorrupt if the scheduler decides anything else than it did then."""
+    recovered = Recovered(config)
+    commands: list[Command] = []
+    for position, record in read(path, ControllerRecord):
+        match record:
+            case RunOpened():
+                recovered.lives += 1
+                recovered.at = max(recovered.at, record.at)
+            case ExecutionDone():
+                recovered.done[record.execution] = record
+            case Decided():
+                _check(path, position, commands, record)
+                _note(recovered, record)
+            case ev.Event():
+                commands = recovered.scheduler.handle(record)
+                recovered.at = record.at
+                recovered.has_started = True
+    return recovered
+
+
+def _check(path: Path, position: int, commands: list[Command], decided: Decided) -> None:
+    if msgspec.msgpack.encode(Decided(tuple(commands))) != msgspec.msgpack.encode(decided):
+        raise JournalCorrupt(
+            str(path),
+            offset=position,
+            reason="the scheduler decides differently than when this was written: resume with the version and config of the run",
+        )
+
+
+def _note(recovered: Recovered, decided: Decided) -> None:
+    for command in decided.commands:
+        match command:
+            case Dispatch():
+                recovered.dispatches.append(command)
+            case TakeGroup():
+                recovered.taken[command.group] = command.step

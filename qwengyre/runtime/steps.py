@@ -1,0 +1,202 @@
+"""The training half of the driver: snapshots, joins, micro-steps, the reduction, the optimizer, checkpoints, publishes.
+
+Each method carries out one command of the scheduler on the cells and returns when the matching event may be posted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import socket
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from qwengyre.core.errors import CellFailed, NonFiniteLoss, TrainerError
+from qwengyre.core.ids import MicroStepId
+from qwengyre.core.records import MicroStep
+from qwengyre.runtime import cell_api as api
+from qwengyre.runtime.config import RuntimeConfig
+from qwengyre.runtime.fleet import Fleet
+from qwengyre.runtime.records import StepPoisoned
+from qwengyre.scheduler import commands as cmd
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.trainer.records import MicroStepStats, StepStats
+from qwengyre.transfer.api import Exposure
+
+log = logging.getLogger(__name__)
+CORE = 0
+REDUCE_TRIES = 3
+
+
+class Steps:
+    """Owns the snapshots that are out, the membership groups, and the micro-steps that may still be claimed."""
+
+    def __init__(self, fleet: Fleet, folder: RunFolder, config: RuntimeConfig) -> None:
+        self._fleet, self._folder, self._config = fleet, folder, config
+        self.micro_steps: dict[MicroStepId, MicroStep] = {}
+        self.step_snapshot: Exposure | None = None
+        self.published: Exposure | None = None
+        self.published_version = 0
+        self.checkpoint_step = -1
+        self.stats: dict[int, list[MicroStepStats]] = {}
+        """Of the micro-steps computed for each step so far; what a lost cell computed stays in, it cost time."""
+        self.poisoned: dict[int, str] = {}
+        self.on_poisoned: Callable[[StepPoisoned], None] = lambda record: None
+        self._regroup: asyncio.Task | None = None
+        self._order: tuple[int, ...] = ()
+        self._membership_epoch = 0
+
+    # ------------------------------------------------------------------ membership
+
+    def regroup(self, order: tuple[int, ...]) -> None:
+        """Build the prefix groups of `order` in the background; `close_step` waits for them."""
+        if self._regroup is not None:
+            self._regroup.cancel()
+        self._order = order
+        self._regroup = asyncio.create_task(self._connect(order), name="regroup")
+
+    async def _connect(self, order: tuple[int, ...]) -> None:
+        if len(order) < 2:
+            return
+        self._membership_epoch += 1
+        order_op = api.ConnectMembers(self._membership_epoch, f"127.0.0.1:{free_port()}", order)
+        await self._on_all(order, order_op, api.Done)
+
+    async def _on_all(self, cells: Iterable[int], operation: api.Operation, expected: type) -> None:
+        """One operation on several cells at once. Waits for all, then raises the first error."""
+        answers = await asyncio.gather(*(self._fleet.call(cell, operation, expected) for cell in cells), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+
+    # ------------------------------------------------------------------ a step
+
+    async def open_step(self, step: int) -> None:
+        await self._fleet.call(CORE, api.BeginStep(step, None), api.Done)
+        self.stats[step] = []
+        self.step_snapshot = await self._expose(step, is_publish=False)
+
+    async def _expose(self, version: int, *, is_publish: bool) -> Exposure:
+        return (await self._fleet.call(CORE, api.ExposeSnapshot(version, is_publish), api.Exposed)).snapshot
+
+    async def join_step(self, cell: int, step: int) -> None:
+        if cell == CORE:
+            return
+        assert self.step_snapshot is not None, "a step is opened before it is joined"
+        await self._fleet.call(cell, api.BeginStep(step, self.step_snapshot), api.Done)
+
+    async def compute(self, command: cmd.Compute) -> MicroStepStats | None:
+        """None when the loss was not finite: the step is poisoned, its data kept."""
+        micro_step = msgspec.structs.replace(self.micro_steps[command.micro_step], step=command.step)
+        try:
+            answer = await self._fleet.call(command.cell, api.Compute(micro_step), api.Computed, self._config.compute_timeout_s)
+        except NonFiniteLoss as error:
+            self._poison(command.step, micro_step, str(error))
+            return None
+        self.stats[command.step].append(answer.stats)
+        return answer.stats
+
+    def _poison(self, step: int, micro_step: MicroStep, reason: str) -> None:
+        kept = self._folder.path / "poisoned" / f"{micro_step.micro_step}.msgpack"
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_bytes(msgspec.msgpack.encode(micro_step))
+        self.poisoned[step] = reason
+        self.on_poisoned(StepPoisoned(step, reason, str(kept)))
+
+    async def close_step(self, step: int, members: tuple[int, ...]) -> None:
+        """Sum the members' gradients to the core's scratch. Groups that broke without a loss are built again.
+
+        Raises CellFailed when a member was lost: the scheduler has heard of it and asks again for those who are left.
+        """
+        for attempt in range(REDUCE_TRIES):
+            try:
+                if len(members) > 1 and self._regroup is not None:
+                    await asyncio.shield(self._regroup)
+                await self._on_all(members, api.Reduce(step, len(members)), api.Done)
+                return
+            except (TrainerError, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and not self._regroup.cancelled():
+                    raise
+                log.warning("reduce_failed", extra={"step": step, "attempt": attempt, "reason": str(error)})
+                if any(cell not in self._fleet.cells for cell in members):
+                    raise CellFailed(members[-1], f"was lost while step {step} closed") from None
+                self.regroup(self._order)
+        raise TrainerError(f"step {step}: the gradients of cells {members} could not be summed in {REDUCE_TRIES} tries")
+
+    async def apply(self, step: int, num_executions: int) -> StepStats:
+        """Optimizer, then a checkpoint when one is due; its step is in `checkpoint_step` afterwards."""
+        num = 0 if step in self.poisoned else num_executions
+        answer = await self._fleet.call(CORE, api.Apply(step, num), api.Applied)
+        return answer.stats
+
+    async def checkpoint(self, step: int, journal_position: int) -> None:
+        """A state after `step` steps from which the core can be restored, durable on return."""
+        directory = self._folder.checkpoints / f"step-{step:06d}"
+        await self._fleet.call(CORE, api.SaveCheckpoint(str(directory), step, journal_position), api.Done)
+        await self._fleet.call(CORE, api.SaveSnapshot(str(self._folder.snapshots), step), api.Done)
+        self.checkpoint_step = step
+        for old in sorted(self._folder.checkpoints.glob("step-*"))[: -self._config.keep_checkpoints]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    # ------------------------------------------------------------------ role switches and publishes
+
+    async def enter_training(self, cell: int) -> None:
+        live = self._fleet.cells.get(cell)
+        if live is None:
+            raise CellFailed(cell, "is lost")
+        live.is_serving = False
+        await self._fleet.call(cell, api.EnterTraining(), api.Done)
+
+    async def enter_rollout(self, cell: int, version: int) -> None:
+        assert self.published is not None and self.published_version == version, "cells return to what was published"
+        await self._fleet.call(cell, api.EnterRollout(self.published, version), api.Done)
+        if live := self._fleet.cells.get(cell):
+            live.is_serving = True
+
+    async def publish(self, version: int) -> None:
+        """Expose `version` and bring it to every engine that serves. A cell that fails here is lost, not the publish."""
+        self.published = await self._expose(version, is_publish=True)
+        self.published_version = version
+        serving = [cell for cell, live in self._fleet.cells.items() if live.is_serving]
+        await self._bring(serving)
+
+    async def _bring(self, cells: Iterable[int]) -> None:
+        assert self.published is not None
+        operation = api.UpdateWeights(self.published, self.published_version)
+        answers = await asyncio.gather(*(self._fleet.call(cell, operation, api.Done) for cell in cells), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, CellFailed):
+                raise answer
+
+    async def bring_published(self, cell: int) -> None:
+        """A new life of a cell serves what is published."""
+        if self.published is None:
+            return
+        await self._fleet.call(cell, api.UpdateWeights(self.published, self.published_version), api.Done)
+
+    async def restore_core(self) -> int:
+        """Give a new life of the core its last durable state; return the steps done in it."""
+        step, directory = latest_checkpoint(self._folder.checkpoints)
+        await self._fleet.call(CORE, api.LoadCheckpoint(str(directory)), api.Done)
+        snapshot = self._folder.snapshots / f"v{self.published_version:06d}.safetensors"
+        answer = await self._fleet.call(CORE, api.ExposeFile(str(snapshot), self.published_version), api.Exposed)
+        self.published = answer.snapshot
+        self.checkpoint_step = step
+        return step
+
+
+def latest_checkpoint(folder: Path) -> tuple[int, Path]:
+    """Steps done and folder of the newest complete checkpoint."""
+    found = sorted(path for path in folder.glob("step-*") if (path / "meta.json").exists())
+    if not found:
+        raise TrainerError(f"{folder}: no checkpoint to go on from")
+    return int(found[-1].name.removeprefix("step-")), found[-1]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

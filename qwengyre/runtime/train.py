@@ -1,0 +1,252 @@
+"""`qwengyre train`: put the stations together, run, audit, report."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import tempfile
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from qwengyre.config.run import RunConfig
+from qwengyre.core.records import MicroStep
+from qwengyre.dashboard.live import Screen
+from qwengyre.gateway.config import GatewayProcessConfig
+from qwengyre.journal import Journal, read
+from qwengyre.runtime import cell_api as api
+from qwengyre.runtime.cell import CellSpec
+from qwengyre.runtime.controller import Controller, members_of
+from qwengyre.runtime.driver import RunClock
+from qwengyre.runtime.executions import Executions, ExecutionSettings
+from qwengyre.runtime.fleet import Fleet
+from qwengyre.runtime.gateway_client import GatewayClient
+from qwengyre.runtime.gateway_process import GatewayProcess
+from qwengyre.runtime.observer import Observer
+from qwengyre.runtime.prepare import Prepared, prepare
+from qwengyre.runtime.records import ControllerRecord, RunOpened
+from qwengyre.runtime.recovery import Recovered, recover
+from qwengyre.runtime.steps import CORE, Steps
+from qwengyre.sandbox.harness import Gateway
+from qwengyre.sandbox.launcher import Launcher
+from qwengyre.sandbox.preflight import check_harness
+from qwengyre.scheduler import events as ev
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.trajectory.harness_rules import BUILTIN, rules_from_toml
+from qwengyre.transfer.shm import cleanup
+
+log = logging.getLogger(__name__)
+AUDIT_BATCH = 64
+
+
+def train(config: RunConfig, folder: RunFolder, *, resume: bool) -> None:
+    """Run to the end, or go on with a run that was stopped. Raises QwenGyreErrors for what the user can mend."""
+    logging.basicConfig(
+        filename=folder.logs / "controller.log", level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
+    check_harness(config.harness)
+    with Screen() as screen:
+        prepared = prepare(config, screen.say)
+        asyncio.run(Run(config, folder, screen, prepared, resume=resume).run())
+
+
+class Run:
+    """One life of the controller, from its first process to its report."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, screen: Screen, prepared: Prepared, *, resume: bool) -> None:
+        self.config, self.folder, self.screen, self.prepared = config, folder, screen, prepared
+        self.recovered = recover(folder.controller_journal, prepared.scheduler) if resume else Recovered(prepared.scheduler)
+        self.clock = RunClock(self.recovered.at)
+        self.token = secrets.token_hex(16)
+        self.segments = f"qwengyre-{secrets.token_hex(4)}"
+        self.observer = Observer(config, folder, screen, self.clock.now)
+
+    async def run(self) -> None:
+        reason = "stopped"
+        try:
+            async with AsyncExitStack() as stack:
+                controller = await self._assemble(stack)
+                watching = asyncio.create_task(
+                    self.observer.watch(controller.driver.scheduler, controller.fleet, controller.gateway), name="watch"
+                )
+                try:
+                    await self._drive(controller)
+                    await self._audit(controller)
+                finally:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
+            reason = "finished"
+        except BaseException as error:
+            reason = reason if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)) else f"failed: {error}"
+            raise
+        finally:
+            self.observer.ended(reason)
+            cleanup(self.segments)
+        self._report()
+
+    async def _assemble(self, stack: AsyncExitStack) -> Controller:
+        config, folder = self.config, self.folder
+        private = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qwengyre-")))
+        gateway_process = GatewayProcess(self._gateway_config(private), private, folder.logs, config.runtime.start_timeout_s)
+        journal = stack.enter_context(Journal.open(folder.controller_journal, ControllerRecord))
+        trained = stack.enter_context(Journal.open(folder.trained_journal, MicroStep))
+        for cut in (journal.cut, trained.cut):
+            if cut is not None:
+                self.observer.say(str(cut))
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        journal.append(RunOpened(self.recovered.lives, self.recovered.at, now))
+        await gateway_process.start()
+        stack.push_async_callback(gateway_process.stop)
+        gateway = GatewayClient(private / "control.sock", config.runtime.operation_timeout_s)
+        stack.push_async_callback(gateway.aclose)
+        fleet = Fleet(self._cell_spec_in(private), private, folder.logs, config.runtime, gateway)
+        stack.push_async_callback(fleet.stop)
+        launcher = await stack.enter_async_context(
+            Launcher(
+                config.harness,
+                Gateway(str(private / "harness.sock"), f"http://127.0.0.1:{gateway_process.port}"),
+                work=private / "work",
+                failed=folder.workspaces,
+            )
+        )
+        executions = Executions(gateway, launcher, self.prepared.tasks, self._settings(), self._rules())
+        steps = Steps(fleet, folder, config.runtime)
+        controller = Controller(
+            config,
+            scheduler=self.recovered.scheduler,
+            journal=journal,
+            trained=trained,
+            clock=self.clock,
+            fleet=fleet,
+            gateway=gateway,
+            executions=executions,
+            steps=steps,
+            observer=self.observer,
+            order=self.prepared.order,
+            evaluation=self.prepared.evaluation,
+        )
+        gateway_process.on_restarted = controller.gateway_restarted
+        return controller
+
+    def _settings(self) -> ExecutionSettings:
+        policy, engine = self.config.policy, self.config.engine
+        return ExecutionSettings(
+            seed=self.config.runtime.seed,
+            max_context_tokens=min(policy.max_context_tokens, engine.max_context_tokens),
+            max_tokens_per_call=policy.max_tokens_per_call,
+        )
+
+    def _rules(self) -> tuple:
+        file = self.config.trajectory.harness_rules
+        return (*rules_from_toml(Path(file).read_text(), file), *BUILTIN) if file else BUILTIN
+
+    def _gateway_config(self, private: Path) -> GatewayProcessConfig:
+        secret = self.folder.journal / "secret"
+        return GatewayProcessConfig(
+            model=str(self.prepared.model_dir),
+            journal=str(self.folder.gateway_journal),
+            secret_file=str(secret),
+            control_socket=str(private / "control.sock"),
+            harness_socket=str(private / "harness.sock"),
+            port=0 if self.config.harness.isolation == "none" else None,
+            ready_file=str(private / "gateway.ready"),
+            parent_pid=os.getpid(),
+            seed=self.config.runtime.seed,
+            gateway=self.config.gateway,
+        )
+
+    def _cell_spec_in(self, private: Path):
+        config = self.config
+
+        def make(cell: int, epoch: int) -> CellSpec:
+            return CellSpec(
+                cell=cell,
+                epoch=epoch,
+                model_dir=str(self.prepared.model_dir),
+                segment_prefix=self.segments,
+                token=self.token,
+                threads=config.runtime.threads_per_cell,
+                engine=config.engine,
+                trainer=config.trainer,
+                collective_timeout_s=config.runtime.collective_timeout_s,
+                ready_file=str(private / f"cell-{cell}.ready"),
+            )
+
+        return make
+
+    # ------------------------------------------------------------------ the run itself
+
+    async def _drive(self, controller: Controller) -> None:
+        num_cells = self.config.scheduler.num_cells
+        self.observer.doing = "starting cells"
+        if not self.recovered.has_started:
+            await asyncio.gather(*(controller.fleet.start(cell) for cell in range(num_cells)))
+            await controller.steps.checkpoint(0, controller.driver.journal.position)
+            self.observer.began(resumed=False, kept=0, redispatched=0)
+            controller.post(ev.RunStarted)
+            self.observer.doing = "training"
+            await controller.run()
+            return
+        await self._resume(controller)
+
+    async def _resume(self, controller: Controller) -> None:
+        """Tell the scheduler what the stop cost, then give every cell a new life."""
+        for command in self.recovered.dispatches:
+            controller.dispatch(command)
+        controller.done.update(self.recovered.done)
+        events = self.recovered.events_of_the_stop()
+        lost = sum(isinstance(event, ev.ExecutionLost) for event in events)
+        for event in events:
+            controller.driver.repost(event)
+        self.observer.began(resumed=True, kept=len(self.recovered.done), redispatched=lost)
+        controller.steps.published_version = self.recovered.scheduler.state.version
+        controller.executions.outcomes.update({execution: done.outcome for execution, done in self.recovered.done.items()})
+        await self._prepare_again(controller)
+        self.observer.doing = "training"
+        await controller.run(restart=range(self.config.scheduler.num_cells))
+
+    async def _prepare_again(self, controller: Controller) -> None:
+        """Cut the micro-steps of groups again that were ready and that no durable step has consumed."""
+        state = self.recovered.scheduler.state
+        waiting = set(state.groups.unprepared())
+        for plan in controller.plans.values():
+            members = members_of(plan)
+            is_complete = all(execution in controller.done for execution in members) and plan.group not in waiting
+            is_consumed = self.recovered.taken.get(plan.group, state.steps_done) < state.durable_step
+            if plan.kind == "train" and is_complete and not is_consumed:
+                await controller.cut_micro_steps(plan.group)
+        for command in self.recovered.scheduler.awaited():
+            controller.pending.append(command)
+
+    async def _audit(self, controller: Controller) -> None:
+        """Compare what engines recorded with a trainer's forward, for everything that was trained, over all lives."""
+        if not self.config.runtime.audit_logprobs:
+            return
+        self.observer.doing = "audit"
+        micro_steps = {record.micro_step: record for _, record in read(self.folder.trained_journal, MicroStep)}
+        batch = list(micro_steps.values())
+        report = None
+        for start in range(0, len(batch), AUDIT_BATCH):
+            operation = api.Audit(tuple(batch[start : start + AUDIT_BATCH]), str(self.folder.snapshots))
+            answer = await controller.fleet.call(CORE, operation, api.Audited, self.config.runtime.compute_timeout_s)
+            report = answer.report if report is None else merge(report, answer.report)
+        if report is not None:
+            self.observer.see_audit(report)
+
+    def _report(self) -> None:
+        from qwengyre.dashboard.report import write_report
+
+        write_report(self.folder)
+        self.screen.finish(self.observer.summary, self.folder.report)
+
+
+def merge(one, other):
+    """Two audits as one: the larger gap, the mean over all tokens."""
+    num = one.num_tokens + other.num_tokens
+    worse = one if one.max_logprob_gap >= other.max_logprob_gap else other
+    mean = (one.mean_logprob_gap * one.num_tokens + other.mean_logprob_gap * other.num_tokens) / max(1, num)
+    return msgspec.structs.replace(worse, num_tokens=num, mean_logprob_gap=mean)
