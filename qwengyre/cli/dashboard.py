@@ -1,0 +1,24 @@
+"""`qwengyre dashboard`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qwengyre.telemetry.folder import RunFolder
+
+
+def dashboard(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run may be going on.")],
+    port: Annotated[int, typer.Option(help="Port on this machine; 0 takes a free one.")] = 8420,
+    refresh_s: Annotated[int, typer.Option(help="Seconds between two looks while the run goes on.")] = 5,
+) -> None:
+    """Watch a run in the browser: the report, drawn anew at every look. Ends with Ctrl-C."""
+    folder = RunFolder.open(run)
+    from qwengyre.dashboard.server import HOST, dashboard_app, listen, serve
+
+    listener = listen(port)
+    typer.echo(f"http://{HOST}:{listener.getsockname()[1]}/  shows {folder.path}; Ctrl-C ends it")
+    serve(dashboard_app(folder, refresh_s=refresh_s), listener)

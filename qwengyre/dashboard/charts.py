@@ -1,0 +1,220 @@
+"""The charts of the report, each a pure function from a run's series to SVG."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from qwengyre.dashboard import svg
+from qwengyre.dashboard.series import RunSeries, thin
+from qwengyre.dashboard.svg import Plot, Point
+from qwengyre.dashboard.view import clock, quantity
+
+WIDTH: Final = 960.0
+LEFT: Final = 64.0
+RIGHT: Final = 24.0
+ROW: Final = 26.0
+GAP: Final = 6.0
+MOST_POINTS: Final = 900
+MOST_STEP_MARKS: Final = 120
+
+ROLES: Final = {
+    "rollout": ("rollout", "rollout"),
+    "training": ("training", "training"),
+    "draining": ("transit", "draining"),
+    "to_training": ("transit", "to training"),
+    "to_rollout": ("transit", "to rollout"),
+    "lost": ("lost", "lost"),
+}
+"""Role -> CSS class and name."""
+ROLE_LEGEND: Final = (
+    ("rollout", "fill", "rollout"),
+    ("training", "fill", "training"),
+    ("transit", "fill", "changing role"),
+    ("lost", "fill", "lost"),
+)
+
+
+def scores(run: RunSeries) -> str:
+    """Reward by step: training executions, held-out tasks at the training temperature, held-out greedy."""
+    height, top = 330.0, 40.0
+    values = [step.reward_mean for step in run.steps] + [s for e in run.evaluations for s in (e.score, e.greedy)]
+    last = max([step.step for step in run.steps] + [e.version for e in run.evaluations] + [1])
+    plot = Plot(LEFT, top, WIDTH - LEFT - 110, height - top - 48, (0, last), (min(0.0, *values, 0.0), max(1.0, *values, 1.0)))
+    parts = svg.legend(
+        LEFT,
+        18,
+        [("held-out", "line", "held-out tasks"), ("greedy", "line", "held-out, greedy"), ("muted", "line", "training tasks")],
+    )
+    parts += svg.y_axis(plot, lambda value: f"{value:g}") + svg.x_axis(plot, lambda value: f"{value:g}", "optimizer steps")
+    parts.append(svg.line(plot, [(step.step, step.reward_mean) for step in run.steps], "muted thin"))
+    parts += [
+        svg.dot(plot, (s.step, s.reward_mean), "muted", f"step {s.step}: reward {s.reward_mean:.3f}", 2.2) for s in run.steps
+    ]
+    greedy = [(e.version, e.greedy) for e in run.evaluations]
+    held_out = [(e.version, e.score) for e in run.evaluations]
+    parts.append(svg.line(plot, greedy, "greedy"))
+    parts += [svg.dot(plot, point, "greedy", f"version {point[0]:g}: greedy {point[1]:.3f}") for point in greedy]
+    parts.append(svg.line(plot, held_out, "held-out bold"))
+    parts += [svg.dot(plot, point, "held-out", f"version {point[0]:g}: held-out {point[1]:.3f}", 4.5) for point in held_out]
+    parts += _end_labels(plot, [("held-out", held_out), ("greedy", greedy)])
+    return svg.figure(WIDTH, height, parts, "Reward by step")
+
+
+def timeline(run: RunSeries) -> str:
+    """Waterlevel against capacity above the roles of the cells, on one time axis; hairlines where a step ended."""
+    cells = sorted({span.cell for span in run.spans})
+    top, level_height = 40.0, 150.0
+    rows_top = top + level_height + 22
+    rows_height = len(cells) * (ROW + GAP)
+    most = max([level.waterlevel for level in run.levels] + [level.capacity for level in run.levels] + [1])
+    span = (0.0, max(run.end_s, 1.0))
+    level = Plot(LEFT, top, WIDTH - LEFT - RIGHT, level_height, span, (0, most))
+    rows = Plot(LEFT, rows_top, WIDTH - LEFT - RIGHT, rows_height, span, (0, 1))
+    parts = svg.legend(LEFT, 18, [("water", "line", "waterlevel"), ("capacity", "line", "capacity in rollout"), *ROLE_LEGEND])
+    parts += svg.y_axis(level, lambda value: f"{value:g}", 3)
+    if len(run.steps) <= MOST_STEP_MARKS:
+        parts += [svg.rule(level.x(step.at), top, level.x(step.at), rows.bottom, "mark") for step in run.steps]
+    water = thin([(sample.at, sample.waterlevel) for sample in run.levels], MOST_POINTS)
+    parts += [svg.steps(level, water, "water", area=True), svg.steps(level, water, "water")]
+    parts.append(svg.steps(level, thin([(s.at, s.capacity) for s in run.levels], MOST_POINTS), "capacity"))
+    for index, cell in enumerate(cells):
+        parts.append(
+            svg.text(LEFT - 8, rows_top + index * (ROW + GAP) + 17, "core" if cell == 0 else f"cell {cell}", "tick", "end")
+        )
+        for part in (part for part in run.spans if part.cell == cell):
+            css, name = ROLES[part.role]
+            hint = f"cell {cell}: {name} from {clock(part.start)} to {clock(part.end)} ({part.end - part.start:.1f} s)"
+            parts.append(
+                svg.bar(rows.x(part.start), rows_top + index * (ROW + GAP), rows.x(part.end) - rows.x(part.start), ROW, css, hint)
+            )
+    parts += [svg.text(rows.x(t), rows.bottom + 14, clock(t), "tick", "middle") for t in svg.time_ticks(run.end_s, 10)]
+    return svg.figure(WIDTH, rows.bottom + 24, parts, "Waterlevel and cell roles over time")
+
+
+def time_by_role(run: RunSeries) -> str:
+    """For each cell and all together, the share of its time in each role."""
+    spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for span in run.spans:
+        css = ROLES[span.role][0]
+        for row in ("core" if span.cell == 0 else f"cell {span.cell}", "all cells"):
+            spent[row][css] += span.end - span.start
+    names = [name for name in spent if name != "all cells"] + (["all cells"] if spent else [])
+    parts = svg.legend(LEFT, 18, ROLE_LEGEND)
+    width = WIDTH - LEFT - RIGHT
+    for index, name in enumerate(names):
+        y = 36 + index * (ROW + GAP)
+        parts.append(svg.text(LEFT - 8, y + 17, name, "tick", "end"))
+        total, x = sum(spent[name].values()) or 1.0, LEFT
+        for css, _, role in ROLE_LEGEND:
+            share = spent[name].get(css, 0.0) / total
+            if share <= 0:
+                continue
+            hint = f"{name}: {role} {share:.1%}, {clock(spent[name][css])}"
+            parts.append(svg.bar(x + 1, y, share * width - 2, ROW, css, hint, 2))
+            if share * width > 46:
+                parts.append(svg.text(x + share * width / 2, y + 17, f"{share:.0%}", "on-fill", "middle"))
+            x += share * width
+    return svg.figure(WIDTH, 40 + len(names) * (ROW + GAP), parts, "Time by role")
+
+
+def small(title: str, points: Sequence[Point], show: Callable[[float], str], x_label: str) -> str:
+    """A small chart of one number, with its last value beside the title; `x_label` "time" makes seconds a clock."""
+    width, height, left, top = 304.0, 168.0, 46.0, 40.0
+    is_time = x_label == "time"
+
+    def show_x(x: float) -> str:
+        return clock(x) if is_time else f"{x:g}"
+
+    x_values, y_values = [x for x, _ in points] or [0.0], [y for _, y in points] or [0.0]
+    first, low = 0.0 if is_time else min(x_values), min(0.0, *y_values, 0.0)
+    high = max(y_values) if max(y_values) > low else low + 1.0
+    x_range, y_range = (first, max(max(x_values), first + 1)), (low, high + (high - low) * 0.06)
+    plot = Plot(left, top, width - left - 12, height - top - 40, x_range, y_range)
+    last = show(points[-1][1]) if points else "-"
+    parts = [svg.text(left, 20, title, "small-title"), svg.text(width - 12, 20, last, "small-value", "end")]
+    parts += [*svg.y_axis(plot, show, 3), svg.rule(plot.left, plot.bottom, plot.right, plot.bottom, "axis")]
+    marks = svg.time_ticks(x_range[1], 4) if is_time else svg.ticks(*x_range, 4)
+    parts += [svg.text(plot.x(mark), plot.bottom + 16, show_x(mark), "tick", "middle") for mark in marks]
+    parts += [svg.text(plot.right, plot.bottom + 31, x_label, "tick", "end"), svg.line(plot, thin(points, 300), "held-out")]
+    if len(points) <= 80:
+        parts += [svg.dot(plot, point, "held-out", f"{show_x(point[0])}: {show(point[1])}", 2.4) for point in points]
+    return svg.figure(width, height, parts, title)
+
+
+def health(run: RunSeries) -> list[str]:
+    """The small charts: one per number that tells whether training is sound."""
+
+    def by_step(field: str) -> list[Point]:
+        return [(step.step, getattr(step, field)) for step in run.steps if getattr(step, field) == getattr(step, field)]
+
+    def number(value: float) -> str:
+        return f"{value:.3g}"
+
+    charts = [
+        small("Staleness, steps", by_step("staleness_mean"), number, "steps"),
+        small("Token staleness, steps", by_step("token_staleness_mean"), number, "steps"),
+        small("Clip fraction", by_step("clip_fraction"), number, "steps"),
+        small("Largest log-ratio", by_step("log_ratio_max"), number, "steps"),
+        small("Gradient norm", by_step("gradient_norm"), number, "steps"),
+        small("Entropy, nats", by_step("entropy"), number, "steps"),
+        small("Seconds a step", by_step("seconds"), number, "steps"),
+        small("Tokens generated / s", [(rate.at, rate.tokens_generated_per_s) for rate in run.rates], quantity, "time"),
+        small("Memory, GB", [(rate.at, rate.memory_gb) for rate in run.rates], number, "time"),
+    ]
+    if run.audit is not None and run.audit.gap_by_version:
+        gaps = sorted((int(version), gap * 1e6) for version, gap in run.audit.gap_by_version.items())
+        charts.insert(4, small("Log-prob gap to engine, 1e-6", gaps, number, "version"))
+    return charts
+
+
+def comparison(runs: Sequence[RunSeries], *, by_time: bool) -> str:
+    """Held-out scores of several runs: a thin line each, a bold one for the mean of every policy with several runs."""
+    height, top = 380.0, 40.0
+    groups: dict[str, list[RunSeries]] = defaultdict(list)
+    for run in runs:
+        groups[run.policy or run.label].append(run)
+    curves = {name: [_curve(run, by_time) for run in members] for name, members in groups.items()}
+    points = [point for members in curves.values() for curve in members for point in curve] or [(0.0, 0.0)]
+    most = max(1.0, *(x for x, _ in points))
+    plot = Plot(LEFT, top, WIDTH - LEFT - 150, height - top - 52, (0, most), (0.0, max(1.0, *(y for _, y in points))))
+    names = [(f"series-{index}", "line", f"{name} ({len(groups[name])} runs)") for index, name in enumerate(groups)]
+    parts = svg.legend(LEFT, 18, names) + svg.y_axis(plot, lambda value: f"{value:g}")
+    parts += svg.x_axis(plot, (lambda value: f"{value:g}"), "minutes" if by_time else "optimizer steps")
+    ends = []
+    for index, (name, members) in enumerate(curves.items()):
+        css = f"series-{index}"
+        for run, curve in zip(groups[name], members, strict=True):
+            parts.append(svg.line(plot, curve, f"{css} {'thin faint' if len(members) > 1 else 'bold'}"))
+            parts += [svg.dot(plot, point, css, f"{run.label}: {point[1]:.3f}", 2.5) for point in curve]
+        mean = _mean_curve(members)
+        if len(members) > 1:
+            parts.append(svg.line(plot, mean, f"{css} bold"))
+        ends.append((name, mean))
+    return svg.figure(WIDTH, height, parts + _end_labels(plot, ends), "Held-out score of several runs")
+
+
+def _curve(run: RunSeries, by_time: bool) -> list[Point]:
+    return [(e.at / 60 if by_time else e.version, e.score) for e in run.evaluations]
+
+
+def _mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
+    """The mean over runs of the k-th evaluation, as far as all runs have it."""
+    return [
+        (sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points))
+        for points in zip(*curves, strict=False)
+    ]
+
+
+def _end_labels(plot: Plot, curves: Sequence[tuple[str, Sequence[Point]]]) -> list[str]:
+    """The last value and name of each curve at the right edge, kept apart."""
+    placed: list[float] = []
+    parts = []
+    for name, curve in sorted((c for c in curves if c[1]), key=lambda c: -c[1][-1][1]):
+        y = plot.y(curve[-1][1]) + 4
+        if placed and y < placed[-1] + 16:
+            y = placed[-1] + 16
+        placed.append(y)
+        parts.append(svg.text(plot.x(curve[-1][0]) + 12, y, f"{curve[-1][1]:.2f} {name}", "label"))
+    return parts

@@ -1,0 +1,184 @@
+"""report.html of one run, and one page or picture that compares several. Self-contained: open the file, send it, keep it."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import qwengyre
+from qwengyre.core.errors import ConfigError
+from qwengyre.dashboard import charts
+from qwengyre.dashboard.live import outcome_rows
+from qwengyre.dashboard.page import page, pairs, section, standalone, table, tiles
+from qwengyre.dashboard.series import RunSeries, run_series
+from qwengyre.dashboard.view import clock
+from qwengyre.telemetry.folder import RunFolder
+
+STEP_COLUMNS = (
+    ("step", "step", "d"),
+    ("reward", "reward_mean", ".3f"),
+    ("groups", "num_groups", "d"),
+    ("executions", "num_executions", "d"),
+    ("tokens", "tokens_trained", ",d"),
+    ("joins", "joins_mid_step", "d"),
+    ("staleness", "staleness_mean", ".2f"),
+    ("clipped", "clip_fraction", ".3f"),
+    ("max log-ratio", "log_ratio_max", ".2g"),
+    ("grad norm", "gradient_norm", ".3g"),
+    ("seconds", "seconds", ".1f"),
+)
+
+
+def write_report(folder: RunFolder) -> Path:
+    """Write report.html of the run in `folder`, as far as it has come, and return its path."""
+    return _replace(folder.report, report_html(run_series(folder)))
+
+
+def write_comparison(folders: Sequence[RunFolder], out: Path) -> Path:
+    """Held-out scores of several runs in one page, or in one picture when `out` ends in .svg.
+
+    Raises ConfigError when a run has no evaluation yet.
+    """
+    runs = [run_series(folder) for folder in folders]
+    for run in runs:
+        if not run.evaluations:
+            raise ConfigError("this run has no evaluation to compare yet", file=run.label)
+    if out.suffix == ".svg":
+        return _replace(out, standalone(charts.comparison(runs, by_time=False)))
+    return _replace(out, comparison_html(runs))
+
+
+def report_html(run: RunSeries, *, refresh_s: int | None = None) -> str:
+    """The report of one run as HTML."""
+    body = [
+        f"<h1>{escape(run.label)}</h1><div class='sub'>{escape(_subtitle(run))}</div>",
+        tiles(_tiles(run)),
+        section(
+            "Reward by step",
+            "Mean reward of each step's executions, and of held-out tasks before, during and after.",
+            charts.scores(run),
+        ),
+        section(
+            "Waterlevel and cell roles",
+            "Executions dispatched and not finished, against what the cells in rollout can serve. A cell leaves for training once the "
+            "others can serve what is left. Dotted lines are optimizer steps.",
+            charts.timeline(run),
+        ),
+        section("Time by role", "How the cells spent the run.", charts.time_by_role(run)),
+        section("Counts", "", pairs(outcome_rows(run.summary) + _resumes(run))),
+        section(
+            "Health of training",
+            "One number each, by step or by time; the last value beside its name.",
+            f'<div class="grid3">{"".join(charts.health(run))}</div>',
+        ),
+        section("All steps", "", f"<details><summary>{len(run.steps)} steps as a table</summary>{_step_table(run)}</details>"),
+        f"<footer>QwenGyre {qwengyre.__version__}. Times are on the run's clock.</footer>",
+    ]
+    return page(f"{run.label} - QwenGyre", body, refresh_s=refresh_s)
+
+
+def comparison_html(runs: Sequence[RunSeries]) -> str:
+    """Several runs in one page: by step, by time, and a table with the mean of every policy."""
+    body = [
+        f"<h1>{len(runs)} runs</h1><div class='sub'>Held-out score at the training temperature.</div>",
+        section("By step", "Thin: one run. Bold: the mean over the runs of one policy.", charts.comparison(runs, by_time=False)),
+        section("By time", "The same evaluations, on each run's clock.", charts.comparison(runs, by_time=True)),
+        section(
+            "Outcome",
+            "",
+            table(
+                ("run", "policy", "before", "after", "gain", "greedy before", "greedy after", "steps", "minutes", "idle"),
+                _outcomes(runs),
+                num_names=2,
+            ),
+        ),
+        f"<footer>QwenGyre {qwengyre.__version__}</footer>",
+    ]
+    return page("Comparison - QwenGyre", body)
+
+
+def _subtitle(run: RunSeries) -> str:
+    state = "running" if run.ended is None else run.ended.reason
+    cells = f"{run.began[0].num_cells} cells, policy {run.policy}" if run.began else "not begun"
+    return f"{cells}, {clock(run.end_s)} on the run's clock, {state}"
+
+
+def _tiles(run: RunSeries) -> list[tuple[str, str, str]]:
+    summary = run.summary
+    first, last = (run.evaluations[0], run.evaluations[-1]) if run.evaluations else (None, None)
+    score = "-" if last is None else f"{last.score:.2f}"
+    greedy = "-" if last is None else f"{last.greedy:.2f}"
+    return [
+        (
+            "Held-out score",
+            score,
+            f"from {first.score:.2f} ({last.score - first.score:+.2f})" if first and last else "not evaluated yet",
+        ),
+        ("Greedy", greedy, f"from {first.greedy:.2f} ({last.greedy - first.greedy:+.2f})" if first and last else ""),
+        ("Steps", str(len(run.steps)), f"in {clock(run.end_s)}"),
+        (
+            "Calls moved",
+            str(summary.calls_moved),
+            f"{summary.switches_to_training} switches to training, {summary.switches_to_rollout} back",
+        ),
+        ("Joins in mid-step", str(summary.joins_mid_step), f"idle share {summary.idle_share:.0%}"),
+        ("Peak memory", f"{summary.peak_rss_gb:.1f} GB", "all processes, PSS"),
+    ]
+
+
+def _resumes(run: RunSeries) -> list[tuple[str, str]]:
+    return [
+        (
+            "resumed",
+            f"at {clock(began.at)}: {began.executions_kept} finished executions kept, {began.executions_redispatched} dispatched again",
+        )
+        for began in run.began
+        if began.resumed
+    ]
+
+
+def _step_table(run: RunSeries) -> str:
+    rows = [[format(getattr(step, field), form) for _, field, form in STEP_COLUMNS] for step in run.steps]
+    return table([name for name, _, _ in STEP_COLUMNS], rows)
+
+
+def _outcomes(runs: Sequence[RunSeries]) -> list[list[str]]:
+    rows = []
+    by_policy: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    for run in runs:
+        first, last = run.evaluations[0], run.evaluations[-1]
+        numbers = (
+            first.score,
+            last.score,
+            last.score - first.score,
+            first.greedy,
+            last.greedy,
+            len(run.steps),
+            run.end_s / 60,
+            run.summary.idle_share,
+        )
+        by_policy[run.policy].append(numbers)
+        rows.append([run.label, run.policy, *_shown(numbers)])
+    for policy, members in by_policy.items():
+        means = tuple(sum(column) / len(members) for column in zip(*members, strict=True))
+        rows.append([f"mean of {len(members)}", policy, *_shown(means)])
+    return rows
+
+
+def _shown(numbers: Sequence[float]) -> list[str]:
+    forms = (".3f", ".3f", "+.3f", ".3f", ".3f", ".0f", ".1f", ".0%")
+    return [format(number, form) for number, form in zip(numbers, forms, strict=True)]
+
+
+def _replace(path: Path, content: str) -> Path:
+    """Write beside and rename, so that a browser never reads half a page."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(content, encoding="utf-8")
+        os.replace(beside, path)
+    except OSError as error:
+        raise ConfigError(f"cannot write this file ({error.strerror})", file=str(path)) from error
+    return path

@@ -1,0 +1,141 @@
+"""What the report draws, taken out of the records of a run: scores, role spans, the waterlevel, numbers by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.telemetry.metrics import read_metrics
+from qwengyre.telemetry.records import (
+    AuditFinished,
+    CellRole,
+    CountsSampled,
+    EvaluationFinished,
+    MetricRecord,
+    RatesSampled,
+    RolesChanged,
+    RunBegan,
+    RunEnded,
+    StepFinished,
+    WaterlevelSampled,
+)
+from qwengyre.telemetry.summary import Summary, read_summary
+
+
+class RoleSpan(msgspec.Struct, frozen=True):
+    """One cell in one role from `start` to `end`, seconds on the run's clock."""
+
+    cell: int
+    role: CellRole
+    start: float
+    end: float
+
+
+class RunSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, ready to be drawn. A step or version that was done again after a kill appears once, as last done."""
+
+    label: str
+    began: tuple[RunBegan, ...]
+    """The start and every resume."""
+    end_s: float
+    spans: tuple[RoleSpan, ...]
+    levels: tuple[WaterlevelSampled, ...]
+    rates: tuple[RatesSampled, ...]
+    steps: tuple[StepFinished, ...]
+    evaluations: tuple[EvaluationFinished, ...]
+    counts: dict[str, int]
+    audit: AuditFinished | None
+    ended: RunEnded | None
+    summary: Summary
+
+    @property
+    def policy(self) -> str:
+        return self.began[0].policy if self.began else ""
+
+
+def run_series(folder: RunFolder) -> RunSeries:
+    """Read a run folder. A run that has only just begun gives empty series."""
+    return series_of(read_metrics(folder.metrics), read_summary(folder.summary) or Summary(), label=folder.path.name)
+
+
+def series_of(records: Iterable[MetricRecord], summary: Summary, *, label: str) -> RunSeries:
+    """As `run_series`, from records."""
+    kept: dict[type, list] = {kind: [] for kind in (RunBegan, RolesChanged, WaterlevelSampled, RatesSampled)}
+    steps: dict[int, StepFinished] = {}
+    evaluations: dict[int, EvaluationFinished] = {}
+    counts: dict[str, int] = {}
+    audit, ended, end_s = None, None, 0.0
+    for record in records:
+        end_s = max(end_s, record.at)
+        match record:
+            case StepFinished():
+                steps[record.step] = record
+            case EvaluationFinished():
+                evaluations[record.version] = record
+            case CountsSampled():
+                counts = record.counts
+            case AuditFinished():
+                audit = record
+            case RunEnded():
+                ended = record
+            case _:
+                kept[type(record)].append(record)
+    return RunSeries(
+        label=label,
+        began=tuple(kept[RunBegan]),
+        end_s=end_s,
+        spans=tuple(role_spans(kept[RolesChanged], end_s)),
+        levels=tuple(kept[WaterlevelSampled]),
+        rates=tuple(kept[RatesSampled]),
+        steps=tuple(steps[step] for step in sorted(steps)),
+        evaluations=tuple(evaluations[version] for version in sorted(evaluations)),
+        counts=counts,
+        audit=audit,
+        ended=ended,
+        summary=summary,
+    )
+
+
+def role_spans(changes: Sequence[RolesChanged], end_s: float) -> list[RoleSpan]:
+    """Spans by cell and time; the last of each cell lasts to the end. Neighbours of one role are one span.
+
+    >>> role_spans([RolesChanged(0.0, 1, "rollout"), RolesChanged(2.0, 1, "lost")], 5.0)[1]
+    RoleSpan(cell=1, role='lost', start=2.0, end=5.0)
+    """
+    spans = []
+    for cell in sorted({change.cell for change in changes}):
+        own = [change for change in changes if change.cell == cell]
+        starts = [
+            change for before, change in zip([None, *own], own, strict=False) if before is None or before.role != change.role
+        ]
+        ends = [change.at for change in starts[1:]] + [end_s]
+        spans += [RoleSpan(cell=cell, role=start.role, start=start.at, end=end) for start, end in zip(starts, ends, strict=True)]
+    return spans
+
+
+def thin(points: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """At most about `most` points of a step function, by time buckets: the largest value and the last of each bucket.
+
+    >>> thin([(0.0, 1.0), (0.1, 9.0), (0.2, 2.0), (1.0, 3.0)], 2)
+    [(0.1, 9.0), (0.2, 2.0), (1.0, 3.0)]
+    """
+    if len(points) <= most:
+        return list(points)
+    start, width = points[0][0], (points[-1][0] - points[0][0]) / most or 1.0
+    kept: list[tuple[float, float]] = []
+    bucket: list[tuple[float, float]] = []
+    number = 0
+    for point in points:
+        if int((point[0] - start) / width) != number and bucket:
+            kept += _extremes(bucket)
+            bucket = []
+        number = int((point[0] - start) / width)
+        bucket.append(point)
+    return kept + _extremes(bucket)
+
+
+def _extremes(bucket: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    highest = max(bucket, key=lambda point: point[1])
+    return [highest] if highest == bucket[-1] else [highest, bucket[-1]]

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from qwengyre.core.errors import ConfigError
+from qwengyre.dashboard import charts
+from qwengyre.dashboard.report import report_html, write_comparison, write_report
+from qwengyre.dashboard.series import RoleSpan, series_of, thin
+from qwengyre.dashboard.server import HOST, dashboard_app, listen
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.telemetry.metrics import Metrics
+from qwengyre.telemetry.records import RolesChanged
+from qwengyre.telemetry.summary import Summary, write_summary
+from tests.unit.dashboard.synthetic import evaluation, small_run, step
+
+
+def folder_of(tmp_path: Path, name: str, records) -> RunFolder:
+    folder = RunFolder.create(tmp_path, name, "")
+    with Metrics(folder) as metrics:
+        for record in records:
+            metrics.record(record)
+    write_summary(folder.summary, Summary(steps=3, calls_moved=7, compactions=11, sub_agents=5, timeouts_scored=2))
+    return folder
+
+
+def run_of(records):
+    return series_of(records, Summary(), label="a run")
+
+
+def figures(html: str) -> list[ElementTree.Element]:
+    return [ElementTree.fromstring(svg) for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL)]
+
+
+def test_the_report_is_one_file_that_needs_no_other_and_runs_no_script(tmp_path: Path):
+    html = write_report(folder_of(tmp_path, "quick", small_run())).read_text()
+    assert not re.search(r"<script|<link|<img|src=|href=|url\(|@import", html)
+    assert set(re.findall(r"https?://[^\"' <]+", html)) <= {"http://www.w3.org/2000/svg"}
+    assert "prefers-color-scheme: dark" in html
+    assert len(figures(html)) >= 12
+
+
+def test_the_report_shows_the_counts_and_the_gain(tmp_path: Path):
+    html = write_report(folder_of(tmp_path, "quick", small_run())).read_text()
+    rows = dict(re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td></tr>", html))
+    assert rows["calls moved in mid-generation"].startswith("7 ")
+    assert (rows["compactions"], rows["sub-agents"], rows["timeouts with a partial score"]) == ("11", "5", "2")
+    assert "from 0.25 (+0.40)" in html
+
+
+def test_waterlevel_and_roles_share_one_time_axis():
+    figure = ElementTree.fromstring(charts.timeline(run_of(small_run())))
+    space = "{http://www.w3.org/2000/svg}"
+    bars = [bar for bar in figure.iter(f"{space}rect") if "cell 0: " in (bar.findtext(f"{space}title") or "")]
+    water = next(path for path in figure.iter(f"{space}path") if path.get("class") == "line water" and "V" in path.get("d", ""))
+    x_of_8s_in_roles = float(bars[1].get("x", "nan"))
+    x_of_8s_in_waterlevel = float(re.findall(r"H([\d.]+) V", water.get("d", ""))[0])
+    assert x_of_8s_in_roles == x_of_8s_in_waterlevel
+    hints = [bar.findtext(f"{space}title") for bar in bars]
+    assert hints[:2] == ["cell 0: rollout from 0:00 to 0:08 (8.0 s)", "cell 0: to training from 0:08 to 0:09 (1.0 s)"]
+
+
+def test_time_by_role_adds_up_the_spans():
+    figure = charts.time_by_role(run_of(small_run()))
+    assert "core: rollout 65.0%, 0:13" in figure  # 0-8 and 15-20 of 20 s
+    assert "core: training 25.0%, 0:05" in figure
+    assert "cell 1: lost 20.0%, 0:04" in figure
+
+
+def test_roles_last_until_they_change_and_equal_neighbours_are_one_span():
+    run = run_of([RolesChanged(0.0, 0, "rollout"), RolesChanged(2.0, 0, "rollout"), RolesChanged(3.0, 0, "lost"), step(1, 5.0)])
+    assert run.spans == (RoleSpan(0, "rollout", 0.0, 3.0), RoleSpan(0, "lost", 3.0, 5.0))
+
+
+def test_a_step_done_again_after_a_kill_counts_as_last_done():
+    run = run_of([step(1, 1.0, 0.1), step(2, 2.0, 0.2), evaluation(2, 2.5, 0.3), step(2, 3.0, 0.9), evaluation(2, 4.0, 0.8)])
+    assert [s.reward_mean for s in run.steps] == [0.1, 0.9]
+    assert [e.score for e in run.evaluations] == [0.8]
+
+
+@pytest.mark.parametrize("num_records", range(0, 18, 3))
+def test_a_run_that_has_just_begun_has_a_report(num_records: int):
+    assert all(figure.tag.endswith("svg") for figure in figures(report_html(run_of(small_run()[:num_records]))))
+
+
+def test_names_cannot_break_the_page():
+    html = report_html(series_of(small_run(), Summary(), label="<script>alert(1)</script>"))
+    assert "<script>" not in html
+
+
+def test_a_comparison_is_a_page_or_a_picture(tmp_path: Path):
+    folders = [
+        folder_of(tmp_path, f"{policy}-{seed}", small_run(policy, gain))
+        for policy, seed, gain in (("elastic", 1, 0.4), ("elastic", 2, 0.5), ("async", 1, 0.3))
+    ]
+    html = write_comparison(folders, tmp_path / "compare.html").read_text()
+    assert "mean of 2" in html and "+0.450" in html
+    assert "elastic (2 runs)" in html
+    picture = ElementTree.fromstring(write_comparison(folders, tmp_path / "compare.svg").read_text())
+    assert picture.tag.endswith("svg")
+
+
+def test_a_run_without_evaluations_cannot_be_compared(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no evaluation"):
+        write_comparison([folder_of(tmp_path, "new", [])], tmp_path / "compare.html")
+
+
+def test_the_dashboard_draws_the_run_as_it_is_now_and_reloads_until_its_end(tmp_path: Path):
+    records = small_run()
+    folder = folder_of(tmp_path, "quick", records[:-1])
+    client = TestClient(dashboard_app(folder))
+    assert 'http-equiv="refresh"' in client.get("/").text
+    with Metrics(folder) as metrics:
+        metrics.record(records[-1])
+    assert 'http-equiv="refresh"' not in client.get("/").text
+    assert client.get("/summary.json").json()["calls_moved"] == 7
+
+
+def test_a_taken_port_is_named():
+    with listen(0) as taken, pytest.raises(ConfigError, match="--port"):
+        listen(taken.getsockname()[1])
+    assert HOST == "127.0.0.1"
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(0, 100)), min_size=1, max_size=200), st.integers(1, 50))
+def test_thinning_keeps_the_largest_value_the_last_point_and_the_order(points: list[tuple[float, float]], most: int):
+    points = sorted(points, key=lambda point: point[0])
+    kept = thin(points, most)
+    assert len(kept) <= max(len(points) if len(points) <= most else 0, 2 * (most + 1))
+    assert max(y for _, y in kept) == max(y for _, y in points)
+    assert kept[-1] == points[-1]
+    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
