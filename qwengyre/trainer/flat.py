@@ -71,14 +71,15 @@ class FlatParameters:
         for parameter in self.parameters.values():
             parameter.grad = None
         if not keep_weights:
-            self.weights.untyped_storage().resize_(0)
+            self.weights = torch.empty(0, dtype=self.dtype)
+            for parameter in self.parameters.values():
+                parameter.data = self.weights
 
     def restore(self) -> None:
         """Take the memory again. Weights that were released hold nothing until they are loaded."""
-        storage = self.weights.untyped_storage()
-        num_bytes = self.num_parameters * self.weights.element_size()
-        if storage.size() != num_bytes:
-            storage.resize_(num_bytes)
+        if not len(self.weights):
+            self.weights = torch.empty(self.num_parameters, dtype=self.dtype)
+            self._bind_weights()
         if self._gradient is None:
             self._gradient = torch.zeros(self.num_parameters + NUM_COUNTERS, dtype=self.dtype)
             for name, view in self.views(self._gradient).items():
