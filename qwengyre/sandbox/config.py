@@ -25,6 +25,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scratch_mb: int = 128
     """Size of /tmp (where HOME is) and of /dev/shm, each in memory. Bubblewrap only."""
     open_files: int = 1024
+    """Open files of one process."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

@@ -88,7 +88,7 @@ def test_a_misspelt_command_names_the_nearest():
 
 def test_config_check_prints_the_config_as_resolved(tmp_path: Path):
     path = tmp_path / "run.toml"
-    path.write_text("[trainer]\nbeta1 = 0.5\n")
+    path.write_text("[tasks]\ntrain = 'a'\n[harness]\ncommand = ['agent']\n[trainer]\nbeta1 = 0.5\n")
     result = run("config", "check", str(path), "--set", "trainer.beta2=0.6")
     assert "beta1 = 0.5\nbeta2 = 0.6\n" in result.stdout
 

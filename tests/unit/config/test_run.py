@@ -13,8 +13,13 @@ from qwengyre.config.shape import keys
 from qwengyre.core.errors import ConfigError
 
 
-def test_the_defaults_round_trip():
-    assert loads(dump_toml(RunConfig()), RunConfig) == RunConfig()
+RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+def test_every_recipe_loads_and_its_resolved_form_is_the_same(recipe: Path):
+    config = load_run(recipe)
+    assert loads(dump_toml(config), RunConfig) == config
 
 
 def test_every_key_has_a_docstring():
