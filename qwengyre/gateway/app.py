@@ -1,0 +1,208 @@
+"""The harness listener, an ASGI application: who calls, in which dialect, and the answer as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+import msgspec
+
+from qwengyre.core.errors import ContextOverflow, EngineUnavailable, QwenGyreError
+from qwengyre.gateway.answer_log import Reader
+from qwengyre.gateway.body import ClientGone, read_body
+from qwengyre.gateway.call import LiveCall
+from qwengyre.gateway.dialects import BY_PATH, DEFAULT, DIALECTS, Dialect
+from qwengyre.gateway.gateway import Execution, Gateway
+from qwengyre.gateway.protocol.request import InvalidRequest, ModelRequest
+
+log = logging.getLogger(__name__)
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_PATH: Final = re.compile(r"^(?:/e/(?P<token>[^/]*))?/*(?:v1/)*(?P<rest>[^?]*)$")
+JSON: Final = (b"content-type", b"application/json")
+EVENTS: Final = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+
+class HarnessApp:
+    def __init__(self, gateway: Gateway):
+        self._gateway = gateway
+        self._streaming: set[Reader] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        parts = _PATH.match(scope["path"])
+        rest = parts["rest"].strip("/") if parts else ""
+        dialect = BY_PATH.get(rest, _dialect_of(headers))
+        try:
+            await self._route(scope, receive, send, headers=headers, token=parts["token"] if parts else None, rest=rest)
+        except InvalidRequest as error:
+            message = dialect.error(error.status, error.message, code=error.code, param=error.param)
+            await self._refuse(send, error.status, message)
+        except ContextOverflow as error:
+            await self._refuse(send, 400, dialect.error(400, str(error), code="context_length_exceeded", param="messages"))
+        except ClientGone:
+            self._gateway.stats.disconnects += 1
+        except QwenGyreError as error:
+            status = 503 if isinstance(error, EngineUnavailable) else 500
+            await self._refuse(send, status, dialect.error(status, str(error)))
+
+    async def keep_alive(self, every_s: float) -> None:
+        """Wake readers whose clients have heard nothing for `every_s`. Runs as long as the listener."""
+        while True:
+            await asyncio.sleep(every_s / 4)
+            now = self._gateway.now()
+            for reader in self._streaming:
+                if now - reader.heard_at >= every_s:
+                    reader.event.set()
+
+    async def _route(self, scope: Scope, receive: Receive, send: Send, *, headers: dict, token: str | None, rest: str) -> None:
+        method = scope["method"]
+        if method == "HEAD" or rest == "api/hello":
+            await _respond(send, 200, b"{}")
+            return
+        execution = self._authenticate(headers, token)
+        if rest == "models" or rest.startswith("models/"):
+            await _respond(send, 200, _models(execution.session.opened.model))
+            return
+        asks_for = BY_PATH.get(rest)
+        if asks_for is None:
+            known = ", ".join(f"/v1/{dialect.path}" for dialect in DIALECTS)
+            raise InvalidRequest(f"there is nothing at {scope['path'][:200]!r}; there is {known} and /v1/models", status=404)
+        if method != "POST":
+            raise InvalidRequest(f"{method} is not allowed here: POST", status=405)
+        body = await read_body(receive, headers, self._gateway.config)
+        request = asks_for.module.parse(body, execution.session.items)
+        call, reader = await self._gateway.call(execution, request, headers)
+        await self._answer(asks_for, request, call, reader, receive=receive, send=send)
+
+    def _authenticate(self, headers: dict[str, str], token: str | None) -> Execution:
+        """The execution that this key, or this path, opens. A key of another execution opens nothing."""
+        given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ").strip()
+        by_key = self._gateway.by_key(given) if given else None
+        if token is None:
+            execution = by_key
+        else:
+            execution = self._gateway.by_token(token)
+            if given and by_key is not execution:
+                execution = None
+        if execution is None:
+            raise InvalidRequest("this key opens no execution that is running", status=401, code="invalid_api_key")
+        return execution
+
+    async def _answer(
+        self, dialect: Dialect, request: ModelRequest, call: LiveCall, reader: Reader, *, receive: Receive, send: Send
+    ) -> None:
+        gone = asyncio.ensure_future(_disconnected(receive))
+        gone.add_done_callback(reader.hang_up)
+        try:
+            if request.stream:
+                await self._stream(dialect, request, call, reader, send)
+            else:
+                await self._whole(dialect, request, call, reader, send)
+        finally:
+            gone.cancel()
+            self._streaming.discard(reader)
+            if reader.is_gone and not call.concluded.is_set():
+                self._gateway.stats.disconnects += 1
+            call.detach(reader)
+
+    async def _whole(self, dialect: Dialect, request: ModelRequest, call: LiveCall, reader: Reader, send: Send) -> None:
+        while not call.answer.is_whole and not reader.is_gone:
+            await reader.event.wait()
+            reader.event.clear()
+        if reader.is_gone:
+            return
+        if call.failure is not None:
+            raise call.failure
+        reader.take()
+        call.conclude()
+        await self._gateway.wait_durable()
+        turn = call.answer.said(reader.position).turn()
+        body = dialect.module.body(request, _answer_id(call), turn, call.ending(), created=int(call.tokens.asked.at))
+        await _respond(send, 200, body)
+
+    async def _stream(self, dialect: Dialect, request: ModelRequest, call: LiveCall, reader: Reader, send: Send) -> None:
+        await self._wait_to_begin(reader)
+        if call.failure is not None:
+            raise call.failure
+        if reader.is_gone:
+            return
+        created = int(call.tokens.asked.at)
+        stream = dialect.module.Stream(request, _answer_id(call), created=created, prompt_tokens=call.num_prompt)
+        await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+        out = stream.start()
+        self._streaming.add(reader)
+        while True:
+            reader.event.clear()
+            deltas = reader.take()
+            if deltas:
+                out += stream.deltas(deltas)
+            if reader.is_at_end or reader.is_gone:
+                break
+            if not out and self._gateway.now() - reader.heard_at >= self._gateway.config.keep_alive_s:
+                out = stream.keep_alive()
+            if out:
+                await send({"type": "http.response.body", "body": out, "more_body": True})
+                reader.heard_at, out = self._gateway.now(), b""
+            await reader.event.wait()
+        if reader.is_gone:
+            return
+        if call.failure is not None:
+            self._gateway.stats.server_errors += 1
+            out += stream.fail(str(call.failure))
+        else:
+            call.conclude()
+            await self._gateway.wait_durable()
+            out += stream.end(call.ending())
+        await send({"type": "http.response.body", "body": out, "more_body": False})
+
+    async def _wait_to_begin(self, reader: Reader) -> None:
+        """Until there is something to say, or the client should see headers: an early failure still gets its status."""
+        try:
+            async with asyncio.timeout(self._gateway.config.headers_after_s):
+                while not reader.has_news and not reader.is_gone:
+                    reader.event.clear()
+                    await reader.event.wait()
+        except TimeoutError:
+            pass
+        reader.heard_at = self._gateway.now()
+
+    async def _refuse(self, send: Send, status: int, body: bytes) -> None:
+        if status >= 500:
+            self._gateway.stats.server_errors += 1
+        else:
+            self._gateway.stats.client_errors += 1
+        await _respond(send, status, body)
+
+
+async def _respond(send: Send, status: int, body: bytes) -> None:
+    headers = [JSON, (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _answer_id(call: LiveCall) -> str:
+    return call.tokens.id.replace("/", "-")
+
+
+def _dialect_of(headers: dict[str, str]) -> Dialect:
+    """The dialect of an error on a path that says nothing."""
+    name = "messages" if "anthropic-version" in headers else DEFAULT.name
+    return next((dialect for dialect in DIALECTS if dialect.name == name), DEFAULT)
+
+
+def _models(model: str) -> bytes:
+    entry = {"id": model, "object": "model", "created": 0, "owned_by": "qwengyre", "type": "model", "display_name": model}
+    return msgspec.json.encode({"object": "list", "data": [entry], "has_more": False, "first_id": model, "last_id": model})

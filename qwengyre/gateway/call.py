@@ -1,0 +1,389 @@
+"""One live call: held, running, moved and continued until it ends, whoever listens.
+
+The call runs in its own task, apart from any connection. Order of the truth: tokens are journalled, then shown; the end
+is journalled, then the terminal event leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final, Protocol
+
+from qwengyre.core.arrays import LOGPROB, TOKEN, pack
+from qwengyre.core.errors import EngineUnavailable, QwenGyreError, TokenCountMismatch
+from qwengyre.core.ids import ServerId
+from qwengyre.core.state_machine import advance
+from qwengyre.engines.api import Engine, GenerateRequest, Sampling, TokenChunk
+from qwengyre.gateway.answer_log import AnswerLog, Reader
+from qwengyre.gateway.call_tokens import CallTokens
+from qwengyre.gateway.protocol.deltas import Ending, EndReason, Usage
+from qwengyre.gateway.protocol.parse import Parser
+from qwengyre.gateway.protocol.request import ModelRequest
+from qwengyre.gateway.records import Ended, Sampled
+from qwengyre.gateway.route import Route
+from qwengyre.gateway.session import Session
+from qwengyre.gateway.stats import GatewayStats
+
+log = logging.getLogger(__name__)
+RETRY_SAME_SERVER_S = 1.0
+
+
+class CallState(Enum):
+    HELD = "held"
+    """No engine works on it: waiting for a route."""
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """An abort was sent; the engine still owes the last tokens."""
+    ENDED = "ended"
+
+
+class Start:
+    """A server takes the call."""
+
+
+class Stop:
+    """Somebody wants the engine to stop: a move, a disconnect or a stop string."""
+
+
+class Park:
+    """The engine has stopped or is gone: hold."""
+
+
+class End:
+    """The answer is whole, abandoned or failed."""
+
+
+CALL: Final = {
+    (CallState.HELD, Start): CallState.RUNNING,
+    (CallState.RUNNING, Stop): CallState.STOPPING,
+    (CallState.RUNNING, Park): CallState.HELD,
+    (CallState.STOPPING, Park): CallState.HELD,
+    (CallState.HELD, End): CallState.ENDED,
+    (CallState.RUNNING, End): CallState.ENDED,
+    (CallState.STOPPING, End): CallState.ENDED,
+}
+
+
+class Why(Enum):
+    """Why an engine was told to stop."""
+
+    MOVE = "move"
+    LEFT = "left"
+    """The last reader left before the end."""
+    STOP_STRING = "stop string"
+
+
+class Wiring(Protocol):
+    """What a call needs of the gateway around it."""
+
+    stats: GatewayStats
+    stop_token_ids: tuple[int, ...]
+    max_hold_s: float
+
+    def journal(self, record: Sampled | Ended) -> None: ...
+    async def wait_durable(self) -> None: ...
+    def engine(self, server: ServerId) -> Engine | None: ...
+    def abort_soon(self, server: ServerId, request_id: str) -> None: ...
+    def now(self) -> float: ...
+
+
+class LiveCall:
+    def __init__(self, session: Session, request: ModelRequest, tokens: CallTokens, parser: Parser, wiring: Wiring):
+        self.tokens, self.answer = tokens, AnswerLog(request.stops)
+        self.state = CallState.HELD
+        self.failure: QwenGyreError | None = None
+        self.concluded = asyncio.Event()
+        """The record is closed."""
+        self.task: asyncio.Task[None] | None = None
+        self._session, self._request, self._parser, self._wiring = session, request, parser, wiring
+        self._parked = asyncio.Event()
+        self._parked.set()
+        self._why: Why | None = None
+        self._left_at = 0
+        self._reason: str | None = None
+        self._server: ServerId | None = None
+        self._request_id = ""
+        self._starts = self._num_moves = 0
+        self._has_moved = self._is_first_chunk = False
+        self._prompt_at_start = 0
+        self._cached = 0
+        self._held_s = 0.0
+
+    # --- for readers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_attended(self) -> bool:
+        return bool(self.answer.readers)
+
+    @property
+    def num_answer(self) -> int:
+        """Tokens of the answer, those of the abandoned calls that it goes on with included."""
+        return self.tokens.asked.first_index + self.tokens.num_sampled
+
+    @property
+    def num_prompt(self) -> int:
+        return self.tokens.num_prompt - self.tokens.asked.first_index
+
+    def detach(self, reader: Reader) -> None:
+        """A client left. Without any other and before the terminal event, the call is abandoned."""
+        self.answer.readers.discard(reader)
+        if self.is_attended or self.concluded.is_set():
+            return
+        self._left_at = reader.position
+        if self.state in (CallState.HELD, CallState.ENDED):
+            self._abandon()
+        else:
+            self._stop_engine(Why.LEFT)
+
+    async def cut(self, deadline_s: float) -> None:
+        """The execution is closed: stop the engine, keep its last tokens, tell whoever still listens."""
+        self.failure = self.failure or EngineUnavailable("this execution is closed")
+        self._left_at = len(self.answer.deltas)
+        if self.state in (CallState.HELD, CallState.ENDED):
+            self._abandon()
+            return
+        self._stop_engine(Why.LEFT)
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self.concluded.wait()
+        except TimeoutError:
+            self._abandon()
+            self.task.cancel()
+
+    def conclude(self) -> None:
+        """Close the record: the terminal event leaves next."""
+        if not self.concluded.is_set():
+            self._close(self._reason or "error", abandoned=False, position=len(self.answer.deltas))
+
+    def ending(self) -> Ending:
+        """What the client is told at the end."""
+        reason: EndReason = "length" if self._reason == "length" else "stop"
+        if reason == "stop" and self.answer.has_tools:
+            reason = "tool_calls"
+        usage = Usage(prompt=self.num_prompt, completion=self.num_answer, cached=min(self._cached, self.num_prompt))
+        return Ending(reason=reason, usage=usage, stop_string=self.answer.stop_string)
+
+    # --- running ---------------------------------------------------------------------------------------------------------
+
+    async def run(self, route: Route) -> None:
+        """Serve the call to its end."""
+        try:
+            self._recall()
+            while self.state is not CallState.ENDED:
+                await self._generate(await self._wait_for_server(route), route)
+        except QwenGyreError as error:
+            self._fail(error)
+        except Exception:
+            log.exception("call_broke", extra={"call": self.tokens.id})
+            self._fail(QwenGyreError("the gateway failed on this call; its log says why"))
+
+    def _recall(self) -> None:
+        """Show what the calls before this one sampled of this answer; it may be whole already."""
+        known = self._session.rows.answer_ids(self.tokens.asked.call)
+        if known:
+            self._show(known)
+            if known[-1] in self._wiring.stop_token_ids or self.answer.stop_string is not None:
+                self._finish("stop")
+
+    async def _wait_for_server(self, route: Route) -> ServerId:
+        since = self._wiring.now()
+        try:
+            async with asyncio.timeout(self._wiring.max_hold_s):
+                while route.server is None or self._wiring.engine(route.server) is None:
+                    await route.wait_changed()
+                return route.server
+        except TimeoutError:
+            raise EngineUnavailable(f"no server took this call within {self._wiring.max_hold_s:g} s") from None
+        finally:
+            self._held_s += self._wiring.now() - since
+
+    async def _generate(self, server: ServerId, route: Route) -> None:
+        """One stay at one server: until the answer is whole, or the call is held again."""
+        room = self._session.sampling_room(self.tokens.asked, self._request.max_tokens)
+        if room <= 0:
+            self._finish("length")
+            return
+        self._start(server)
+        generation = route.generation
+        try:
+            async for chunk in self._wiring.engine(server).generate(self._generate_request(room)):
+                await self._take(chunk)
+                if chunk.finish_reason is not None:
+                    self._stopped(chunk.finish_reason)
+                    return
+            self._lost("its stream ended without an end")
+        except (EngineUnavailable, OSError) as error:
+            self._lost(str(error))
+        if self.state is CallState.HELD:
+            await route.wait_changed(since=generation, at_most_s=RETRY_SAME_SERVER_S)
+
+    def _generate_request(self, room: int) -> GenerateRequest:
+        asked, opened = self.tokens.asked, self._session.opened
+        sampling = Sampling(
+            temperature=opened.temperature,
+            max_tokens=room,
+            stop_token_ids=self._wiring.stop_token_ids,
+            seed=self._session.seed(asked),
+            first_index=self.num_answer,
+        )
+        row_T = self._session.rows.row(asked.call)
+        return GenerateRequest(request_id=self._request_id, token_ids=row_T.tobytes(), sampling=sampling)
+
+    def _start(self, server: ServerId) -> None:
+        self._advance(Start())
+        if self._server is not None and server != self._server:
+            self._num_moves += 1
+            self._has_moved = True
+            self._wiring.stats.calls_moved += 1
+        self._server, self._why = server, None
+        self._starts += 1
+        self._request_id = f"{self.tokens.id}#{self._starts}"
+        self._prompt_at_start, self._is_first_chunk = self.tokens.num_row, True
+        self._parked.clear()
+
+    async def _take(self, chunk: TokenChunk) -> None:
+        if self._is_first_chunk:
+            self._count_cached(chunk.cached_tokens)
+        if not chunk.token_ids:
+            return
+        if len(chunk.token_ids) != len(chunk.logprobs):
+            raise TokenCountMismatch(self.tokens.id, num_tokens=len(chunk.token_ids), num_logprobs=len(chunk.logprobs))
+        asked = self.tokens.asked
+        sampled = Sampled(
+            session=asked.session,
+            call=asked.call,
+            token_ids=pack(chunk.token_ids, TOKEN),
+            logprobs=pack(chunk.logprobs, LOGPROB),
+            version=chunk.version,
+            server=self._server,
+        )
+        self._wiring.journal(sampled)
+        self.tokens.add(sampled)
+        self._wiring.stats.tokens_sampled += len(chunk.token_ids)
+        await self._wiring.wait_durable()
+        self._show(chunk.token_ids)
+
+    def _count_cached(self, cached_tokens: int) -> None:
+        stats, self._is_first_chunk = self._wiring.stats, False
+        if self._starts == 1:
+            self._cached = cached_tokens
+            stats.tokens_prompted += self._prompt_at_start
+            stats.tokens_cached += cached_tokens
+        if self._has_moved:
+            self._has_moved = False
+            stats.tokens_recomputed_after_move += max(0, self._prompt_at_start - 1 - cached_tokens)
+
+    def _show(self, token_ids: Sequence[int]) -> None:
+        if self.answer.stop_string is not None:
+            return
+        self.answer.add(self._parser.feed(token_ids), self.num_answer)
+        if self.answer.stop_string is not None and self.state is CallState.RUNNING:
+            self._stop_engine(Why.STOP_STRING)
+
+    def _stopped(self, reason: str) -> None:
+        """The engine said its last chunk."""
+        if reason != "abort":
+            self._finish(reason)
+        else:
+            self._lost("it aborted the call")
+
+    def _lost(self, detail: str) -> None:
+        """No engine works on the call any more: end it if that was the wish, else hold it."""
+        if self._why is Why.STOP_STRING:
+            self._finish("stop")
+        elif self._why is Why.LEFT:
+            self._parked.set()
+            self._abandon()
+        else:
+            if self._why is None:
+                log.info("call_lost_its_server", extra={"call": self.tokens.id, "server": self._server, "reason": detail})
+            self._advance(Park())
+            self._parked.set()
+
+    def _finish(self, reason: str) -> None:
+        """The answer is whole. Its record is closed when a client is about to be told, or has left."""
+        self._advance(End())
+        self._reason = reason
+        self.answer.close(self._parser.finish(), self.num_answer)
+        self._parked.set()
+        if not self.is_attended:
+            self._abandon()
+
+    def _fail(self, error: QwenGyreError) -> None:
+        if self.state is not CallState.ENDED:
+            self._advance(End())
+        self.failure = error
+        self._parked.set()
+        if not self.concluded.is_set():
+            self._close("error", abandoned=True, position=len(self.answer.deltas), detail=str(error))
+        self.answer.end()
+
+    # --- stopping and moving ---------------------------------------------------------------------------------------------
+
+    @property
+    def server(self) -> ServerId | None:
+        """Where an engine works on the call now."""
+        return self._server if self.state in (CallState.RUNNING, CallState.STOPPING) else None
+
+    def stop_for_move(self) -> None:
+        """Have the engine stop; `wait_parked` returns once its last tokens are here."""
+        if self.state is CallState.RUNNING:
+            self._advance(Stop())
+            self._why = Why.MOVE
+
+    @property
+    def request_id(self) -> str:
+        return self._request_id
+
+    async def wait_parked(self) -> None:
+        """Until no engine works on this call."""
+        await self._parked.wait()
+
+    def _stop_engine(self, why: Why) -> None:
+        if self.state is CallState.RUNNING:
+            self._advance(Stop())
+            self._wiring.abort_soon(self._server, self._request_id)
+        self._why = why
+
+    def _advance(self, event: Start | Stop | Park | End) -> None:
+        self.state = advance(CALL, f"call {self.tokens.id}", self.state, event)
+
+    # --- the record ------------------------------------------------------------------------------------------------------
+
+    def _abandon(self) -> None:
+        if self.concluded.is_set():
+            return
+        was_held = self.state is CallState.HELD
+        if self.state is not CallState.ENDED:
+            self._advance(End())
+        self._close(self._reason or "abort", abandoned=True, position=self._left_at)
+        self.answer.end()
+        if was_held and self.task is not None:
+            self.task.cancel()
+
+    def _close(self, reason: str, *, abandoned: bool, position: int, detail: str = "") -> None:
+        asked = self.tokens.asked
+        is_all = position >= len(self.answer.deltas)
+        num_seen = self.num_answer if is_all else self.answer.num_tokens(position)
+        ended = Ended(
+            session=asked.session,
+            call=asked.call,
+            reason=reason,
+            num_sampled=self.tokens.num_sampled,
+            cached_tokens=self._cached,
+            abandoned=abandoned,
+            at=self._wiring.now(),
+            num_moves=self._num_moves,
+            held_s=round(self._held_s, 3),
+            detail=detail,
+            num_seen=num_seen,
+        )
+        self._wiring.journal(ended)
+        self.tokens.ended = ended
+        if num_seen:
+            self._session.learn(self.tokens, self.answer.said(position), num_seen)
+        self._wiring.stats.count_end(ended)
+        self.concluded.set()

@@ -1,0 +1,71 @@
+"""What the gateway needs to know. The run file has these as `[gateway]`; the runtime writes the process its own file."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The `[gateway]` table of a run file."""
+
+    renderer: dict[str, str | bool | int] = msgspec.field(default_factory=lambda: {"name": "auto"})
+    """Chat template: `name` of the `renderers` package, and its settings (`enable_thinking`, `thinking_retention`)."""
+    max_context_tokens: int = 32768
+    """Longest prompt and answer together; an execution may be opened with less."""
+    max_tokens_per_call: int = 4096
+    """Most tokens of one answer."""
+    max_body_bytes: int = 32 * 1024 * 1024
+    """A larger request body is refused with 413."""
+    max_calls_per_execution: int = 64
+    """Calls of one execution at once; more are refused with 429."""
+    keep_alive_s: float = 10.0
+    """How often a client that waits for its stream hears something in its own dialect."""
+    max_hold_s: float = 3600.0
+    """Longest wait of a call for a server; then the client gets a 503."""
+    headers_after_s: float = 1.0
+    """A stream's headers leave with its first token or after this long, whichever comes first."""
+    body_timeout_s: float = 60.0
+    """Longest wait for the next part of a request body."""
+    sync: Literal["os", "disk"] = "os"
+    """What a journalled token survives: any kill of our processes, or a power cut, too."""
+
+    def __post_init__(self) -> None:
+        for key in ("max_context_tokens", "max_tokens_per_call", "max_body_bytes", "max_calls_per_execution"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1")
+        for key in ("keep_alive_s", "max_hold_s", "body_timeout_s"):
+            if getattr(self, key) <= 0:
+                raise ValueError(f"{key} must be above 0")
+        if self.headers_after_s < 0:
+            raise ValueError("headers_after_s must not be negative")
+
+
+class GatewayProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The file that `python -m qwengyre.gateway --config FILE` reads (TOML, or JSON when it ends in .json)."""
+
+    model: str
+    """Folder with tokenizer.json."""
+    journal: str
+    """The gateway's own journal; replayed at start."""
+    secret_file: str
+    """Keys are derived from it; made with mode 0600 if missing. Lose it and running harnesses lose access."""
+    control_socket: str
+    """Unix socket of the control API. Only its owner can open it."""
+    host: str = "127.0.0.1"
+    port: int | None = None
+    """TCP port for harnesses; 0 takes a free one, absent opens none."""
+    harness_socket: str | None = None
+    """Unix socket for harnesses, mounted into the sandbox."""
+    ready_file: str | None = None
+    """Written once both listeners answer: {"pid", "port", "harness_socket", "control_socket"}."""
+    parent_pid: int | None = None
+    """Stop when this process is gone."""
+    seed: int = 0
+    """The run's seed."""
+    gateway: GatewayConfig = GatewayConfig()
+
+    def __post_init__(self) -> None:
+        if self.port is None and self.harness_socket is None:
+            raise ValueError("port or harness_socket must be set: harnesses need a way in")

@@ -1,0 +1,337 @@
+"""The gateway's state: executions, servers, routes, live calls and the journal they are rebuilt from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Set
+from pathlib import Path
+
+import msgspec
+
+from qwengyre.core.errors import ConfigError, EngineError
+from qwengyre.core.ids import ExecutionId, ServerId
+from qwengyre.engines.api import Engine
+from qwengyre.gateway.answer_log import AnswerLog, Reader
+from qwengyre.gateway.call import LiveCall
+from qwengyre.gateway.config import GatewayConfig
+from qwengyre.gateway.keys import Keys, derive, fingerprint
+from qwengyre.gateway.protocol.request import InvalidRequest, ModelRequest
+from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
+from qwengyre.gateway.rendering import TAIL_TOKENS, Rendering
+from qwengyre.gateway.route import Route
+from qwengyre.gateway.session import Session
+from qwengyre.gateway.stats import GatewayStats
+from qwengyre.journal import Journal, read
+
+log = logging.getLogger(__name__)
+CUT_DEADLINE_S = 10.0
+"""How long the close of an execution waits for the last tokens of its running calls."""
+KEPT_CLOSED = 32
+"""Closed executions whose records stay in memory, should the answer to a close be lost."""
+
+
+class Execution:
+    """An attempt that is open: its records, its route, its live calls."""
+
+    def __init__(self, session: Session, keys: Keys):
+        self.session, self.keys = session, keys
+        self.route = Route()
+        self.live: dict[int, LiveCall] = {}
+        """Calls that have not been concluded, by number."""
+
+    @property
+    def id(self) -> ExecutionId:
+        return self.session.opened.execution
+
+    def contexts(self, first: Set[int]) -> list[int]:
+        """Calls whose rows end a path, `first` before all others, then the latest first."""
+        rows = self.session.rows
+        bases = ((rows[call.asked.base], call.asked.base_tokens) for call in rows if call.asked.base >= 0)
+        inner = {base.asked.call for base, base_tokens in bases if base_tokens > base.num_prompt}
+        ends = {call.asked.call for call in rows} - inner - first
+        return sorted(first, reverse=True) + sorted(ends, reverse=True)
+
+
+class Gateway:
+    """One owner of everything; used from one event loop. `clock` gives seconds since the epoch."""
+
+    def __init__(self, config: GatewayConfig, rendering: Rendering, journal: Journal, secret: bytes, clock: Callable[[], float]):
+        self.config, self.rendering, self.stats = config, rendering, GatewayStats()
+        self.stop_token_ids = rendering.stop_token_ids
+        self.max_hold_s = config.max_hold_s
+        self.now = clock
+        self.executions: dict[ExecutionId, Execution] = {}
+        self._journal, self._secret = journal, secret
+        self._keys: dict[bytes, Execution] = {}
+        self._engines: dict[ServerId, Engine] = {}
+        self._closed: dict[ExecutionId, Session] = {}
+        self._num_sessions = 0
+        self._tasks: asyncio.TaskGroup | None = None
+
+    # --- life ------------------------------------------------------------------------------------------------------------
+
+    async def serve(self, until: asyncio.Event) -> None:
+        """Run the tasks of all calls until `until` is set."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            await until.wait()
+            for execution in list(self.executions.values()):
+                for call in list(execution.live.values()):
+                    if call.task is not None:
+                        call.task.cancel()
+        self._tasks = None
+
+    def replay(self) -> int:
+        """Rebuild everything from the journal; return the number of records. Calls that were running are abandoned."""
+        sessions: dict[int, Session] = {}
+        num_records = 0
+        for _, record in read(self._journal.path, GatewayRecord):
+            num_records += 1
+            match record:
+                case Opened():
+                    sessions[record.session] = self._begin(record)
+                case Closed():
+                    self._end(sessions[record.session])
+                case Asked():
+                    tokens = sessions[record.session].rows.add(record)
+                    sessions[record.session].index.remember_asked(tokens.id, record.key)
+                case Sampled():
+                    sessions[record.session].rows[record.call].add(record)
+                case Ended():
+                    session = sessions[record.session]
+                    session.rows[record.call].ended = record
+                    self._relearn(session, record)
+        for session in sessions.values():
+            self._abandon_unfinished(session)
+        return num_records
+
+    def journal(self, record: GatewayRecord) -> None:
+        self._journal.append(record)
+
+    async def wait_durable(self) -> None:
+        if self._journal.policy == "disk":
+            await self._journal.wait_durable()
+
+    # --- executions ------------------------------------------------------------------------------------------------------
+
+    async def open(self, opened: Opened) -> Execution:
+        """Open an execution (its `session` is given here); the same attempt again is answered the same.
+
+        A higher attempt throws the earlier one away. Raises ConfigError for a lower one.
+        """
+        known = self.executions.get(opened.execution)
+        if known is not None:
+            attempt = known.session.opened.attempt
+            if attempt == opened.attempt:
+                return known
+            if attempt > opened.attempt:
+                raise ConfigError(f"{opened.execution} is at attempt {attempt} already", key="attempt")
+            await self._shut(known)
+        opened = msgspec.structs.replace(
+            opened,
+            session=self._num_sessions,
+            max_context_tokens=min(opened.max_context_tokens, self.config.max_context_tokens),
+            max_tokens_per_call=min(opened.max_tokens_per_call, self.config.max_tokens_per_call),
+        )
+        self.journal(opened)
+        self._begin(opened)
+        return self.executions[opened.execution]
+
+    async def close(self, execution: ExecutionId) -> Session:
+        """Kill the keys, end the live calls and give the records; again and after a restart, too.
+
+        Raises KeyError for an execution that was never opened.
+        """
+        known = self.executions.get(execution)
+        if known is not None:
+            await self._shut(known)
+        closed = self._closed.get(execution)
+        return closed if closed is not None else self._read_closed(execution)
+
+    def by_key(self, key: str) -> Execution | None:
+        return self._keys.get(fingerprint(key))
+
+    def by_token(self, token: str) -> Execution | None:
+        return self._keys.get(fingerprint(f"path {token}"))
+
+    # --- servers ---------------------------------------------------------------------------------------------------------
+
+    def engine(self, server: ServerId) -> Engine | None:
+        return self._engines.get(server)
+
+    def servers(self) -> list[ServerId]:
+        return list(self._engines)
+
+    async def set_server(self, server: ServerId, engine: Engine | None) -> None:
+        """Add, replace or (None) remove a server; calls that are routed to it go on there, or are held."""
+        old = self._engines.pop(server, None)
+        if engine is not None:
+            self._engines[server] = engine
+        for execution in self.executions.values():
+            if execution.route.server == server:
+                execution.route.touch()
+        if old is not None:
+            await old.close()
+
+    def abort_soon(self, server: ServerId, request_id: str) -> None:
+        engine = self._engines.get(server)
+        if engine is not None and self._tasks is not None:
+            self._tasks.create_task(_abort(engine, request_id))
+
+    # --- calls -----------------------------------------------------------------------------------------------------------
+
+    async def call(self, execution: Execution, request: ModelRequest, headers: Mapping[str, str]) -> tuple[LiveCall, Reader]:
+        """Start, join or go on with a call. Raises InvalidRequest and ContextOverflow."""
+        joined = await self._joinable(execution, request, headers)
+        if joined is not None:
+            self.stats.calls_joined += 1
+            return joined, joined.answer.attach()
+        if len(execution.live) >= self.config.max_calls_per_execution:
+            raise InvalidRequest("too many calls at once for this execution", status=429, code="too_many_calls")
+        session = execution.session
+        placement = session.place(request)
+        asked = session.ask(request, placement, headers, self.now())
+        self.journal(asked)
+        self.stats.calls_started += 1
+        self.stats.calls_joined += asked.first_index > 0
+        self.stats.tokens_rendered += len(placement.new_T)
+        self.stats.rerendered += placement.is_rendered_anew
+        live = self._start(execution, request, asked)
+        return live, live.answer.attach()
+
+    def _start(self, execution: Execution, request: ModelRequest, asked: Asked) -> LiveCall:
+        session = execution.session
+        tokens = session.rows[asked.call]
+        num_prompt = tokens.num_prompt - asked.first_index
+        tail = session.rows.row(asked.call, num_prompt)[-TAIL_TOKENS:].tolist()
+        parser = self.rendering.parser(lambda index: session.tool_use_id(asked, index), tail, request.tools.specs)
+        live = LiveCall(session, request, tokens, parser, self)
+        execution.live[asked.call] = live
+        live.task = self._tasks.create_task(self._run(execution, live))
+        return live
+
+    async def _run(self, execution: Execution, live: LiveCall) -> None:
+        try:
+            await live.run(execution.route)
+            await live.concluded.wait()
+        finally:
+            execution.live.pop(live.tokens.asked.call, None)
+
+    async def _joinable(self, execution: Execution, request: ModelRequest, headers: Mapping[str, str]) -> LiveCall | None:
+        """The live call that this request asks for again, if it is a retry and not a second opinion.
+
+        A call that nobody listens to any more is waited for: what it sampled is not sampled again.
+        """
+        if not execution.live:
+            return None
+        key = execution.session.index.match(execution.session.root(request), request.turns).key
+        live = next((call for call in reversed(execution.live.values()) if call.tokens.asked.key == key), None)
+        if live is None:
+            return None
+        if not live.is_attended:
+            await live.concluded.wait()
+            execution.live.pop(live.tokens.asked.call, None)
+            return None
+        return live if headers.get("x-stainless-retry-count", "0") != "0" else None
+
+    # --- inside ----------------------------------------------------------------------------------------------------------
+
+    def _begin(self, opened: Opened) -> Session:
+        session = Session(opened, self.rendering)
+        keys = derive(self._secret, opened.execution, opened.attempt)
+        execution = Execution(session, keys)
+        before = self.executions.get(opened.execution)
+        if before is not None:
+            self._forget_keys(before)
+        self.executions[opened.execution] = execution
+        self._closed.pop(opened.execution, None)
+        self._keys[fingerprint(keys.key)] = execution
+        self._keys[fingerprint(f"path {keys.token}")] = execution
+        self._num_sessions = opened.session + 1
+        return session
+
+    async def _shut(self, execution: Execution) -> None:
+        self._forget_keys(execution)
+        await asyncio.gather(*(call.cut(CUT_DEADLINE_S) for call in list(execution.live.values())))
+        self.journal(Closed(session=execution.session.opened.session))
+        self._end(execution.session)
+
+    def _end(self, session: Session) -> None:
+        execution = self.executions.get(session.opened.execution)
+        if execution is not None and execution.session is session:
+            del self.executions[session.opened.execution]
+            self._forget_keys(execution)
+            self._closed[session.opened.execution] = session
+            while len(self._closed) > KEPT_CLOSED:
+                del self._closed[next(iter(self._closed))]
+
+    def _forget_keys(self, execution: Execution) -> None:
+        self._keys.pop(fingerprint(execution.keys.key), None)
+        self._keys.pop(fingerprint(f"path {execution.keys.token}"), None)
+
+    def _read_closed(self, execution: ExecutionId) -> Session:
+        """The last attempt of a closed execution, from the journal."""
+        session: Session | None = None
+        for _, record in read(self._journal.path, GatewayRecord):
+            if isinstance(record, Opened):
+                if record.execution == execution:
+                    session = Session(record, self.rendering)
+            elif session is not None and record.session == session.opened.session:
+                match record:
+                    case Asked():
+                        session.rows.add(record)
+                    case Sampled():
+                        session.rows[record.call].add(record)
+                    case Ended():
+                        session.rows[record.call].ended = record
+        if session is None:
+            raise KeyError(execution)
+        return session
+
+    def _relearn(self, session: Session, ended: Ended) -> None:
+        """What a client was answered before a restart, parsed again from the tokens it saw."""
+        tokens = session.rows[ended.call]
+        ids = session.rows.answer_ids(ended.call)[: ended.num_seen]
+        if not ids:
+            return
+        asked = tokens.asked
+        tail = session.rows.row(ended.call, tokens.num_prompt - asked.first_index)[-TAIL_TOKENS:].tolist()
+        parser = self.rendering.parser(lambda index: session.tool_use_id(asked, index), tail, ())
+        answer = AnswerLog(asked.stops)
+        answer.add(parser.feed(ids), len(ids))
+        if not ended.abandoned:
+            answer.close(parser.finish(), len(ids))
+        session.learn(tokens, answer.said(len(answer.deltas)), ended.num_seen)
+
+    def _abandon_unfinished(self, session: Session) -> None:
+        for tokens in session.rows:
+            if tokens.ended is None:
+                ended = Ended(
+                    session=session.opened.session,
+                    call=tokens.asked.call,
+                    reason="abort",
+                    num_sampled=tokens.num_sampled,
+                    cached_tokens=0,
+                    abandoned=True,
+                    at=self.now(),
+                    num_moves=0,
+                    held_s=0.0,
+                    detail="the gateway was stopped",
+                    num_seen=tokens.asked.first_index + tokens.num_sampled,
+                )
+                self.journal(ended)
+                tokens.ended = ended
+                self._relearn(session, ended)
+
+
+async def _abort(engine: Engine, request_id: str) -> None:
+    try:
+        await engine.abort([request_id])
+    except (EngineError, OSError) as error:
+        log.info("abort_not_delivered", extra={"request": request_id, "reason": str(error)})
+
+
+def open_journal(path: str | Path, config: GatewayConfig) -> Journal:
+    """The gateway's own journal. Raises the JournalError family."""
+    return Journal.open(path, GatewayRecord, policy=config.sync)

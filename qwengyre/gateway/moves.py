@@ -1,0 +1,139 @@
+"""Hold and continue: the calls of a leaving server go on at another one, and their KV with them. Clients notice a pause.
+
+    hold new calls -> stop the running ones, keep their tokens -> pin KV at the source -> read it at the destination
+    -> confirm, unpin -> route -> every call goes on from its last token
+
+A source that is dead moves nothing: its calls are held, and go on from their tokens wherever they are routed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from qwengyre.core.errors import EngineError, EngineUnavailable, KVRefused, TransferError
+from qwengyre.core.ids import ExecutionId, ServerId
+from qwengyre.engines.api import Engine
+from qwengyre.gateway.call import LiveCall
+from qwengyre.gateway.gateway import Execution, Gateway
+
+log = logging.getLogger(__name__)
+ABORT_AGAIN_S = 2.0
+STOP_DEADLINE_S = 30.0
+MAX_CONTEXTS = 8
+"""Contexts of one execution whose KV is moved, the latest first."""
+CONCURRENT_TRANSFERS = 4
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """What a move did."""
+
+    calls_moved: int
+    """Running calls that were stopped and go on elsewhere."""
+    contexts_moved: int
+    """Contexts whose KV was carried, idle ones included."""
+    tokens_moved: int
+    """Tokens whose KV was carried."""
+    tokens_recomputed: int
+    """Tokens of running calls whose KV could not be carried."""
+    kv_bytes: int
+    seconds: float
+
+
+class _Count:
+    def __init__(self) -> None:
+        self.calls = self.contexts = self.tokens = self.recomputed = self.kv_bytes = 0
+
+
+async def move(gateway: Gateway, source: ServerId, moves: Mapping[ExecutionId, ServerId | None]) -> Moved:
+    """Take the executions in `moves` off `source` and to their destinations; None holds them until a route comes.
+
+    Executions that are closed meanwhile are passed over.
+    """
+    began = asyncio.get_running_loop().time()
+    leaving = [(gateway.executions[execution], to) for execution, to in moves.items() if execution in gateway.executions]
+    for execution, _ in leaving:
+        execution.route.set(None)
+    engine = gateway.engine(source)
+    running = [call for execution, _ in leaving for call in execution.live.values() if call.server == source]
+    count = _Count()
+    count.calls = len(running)
+    await _stop(engine, running)
+    transfers = asyncio.Semaphore(CONCURRENT_TRANSFERS)
+    async with asyncio.TaskGroup() as tasks:
+        for execution, to in leaving:
+            destination = gateway.engine(to) if to is not None else None
+            tasks.create_task(_carry(execution, running, engine, destination, transfers, count))
+    for execution, to in leaving:
+        if execution.route.server is None:
+            execution.route.set(to)
+    gateway.stats.tokens_moved += count.tokens
+    return Moved(
+        calls_moved=count.calls,
+        contexts_moved=count.contexts,
+        tokens_moved=count.tokens,
+        tokens_recomputed=count.recomputed,
+        kv_bytes=count.kv_bytes,
+        seconds=asyncio.get_running_loop().time() - began,
+    )
+
+
+async def _stop(engine: Engine | None, running: list[LiveCall]) -> None:
+    """Stop calls and wait for their last tokens. An engine that is gone ends their streams by itself."""
+    for call in running:
+        call.stop_for_move()
+    try:
+        async with asyncio.timeout(STOP_DEADLINE_S):
+            left = running
+            while left and engine is not None:
+                await engine.abort([call.request_id for call in left])
+                waiting = [asyncio.ensure_future(call.wait_parked()) for call in left]
+                await asyncio.wait(waiting, timeout=ABORT_AGAIN_S)
+                left = [call for call, parked in zip(left, waiting, strict=True) if not parked.done()]
+                for parked in waiting:
+                    parked.cancel()
+    except (EngineError, OSError, TimeoutError) as error:
+        log.warning("source_does_not_stop_calls", extra={"reason": str(error), "num_calls": len(running)})
+
+
+async def _carry(
+    execution: Execution,
+    running: list[LiveCall],
+    source: Engine | None,
+    destination: Engine | None,
+    transfers: asyncio.Semaphore,
+    count: _Count,
+) -> None:
+    """Carry the KV of an execution's contexts: running calls first, then where each path ended."""
+    session = execution.session
+    live = {call.tokens.asked.call for call in running if call.tokens.asked.call in execution.live}
+    for number in execution.contexts(live)[:MAX_CONTEXTS]:
+        row_T = session.rows.row(number)
+        num_carried = 0
+        if source is not None and destination is not None:
+            async with transfers:
+                num_carried = await _carry_row(source, destination, row_T.tobytes(), count)
+        if number in live and destination is not None:
+            count.recomputed += max(0, len(row_T) - 1 - num_carried)
+
+
+async def _carry_row(source: Engine, destination: Engine, row: bytes, count: _Count) -> int:
+    """Carry the KV of one row; return the tokens that are cached at the destination now."""
+    try:
+        handle = await source.export_kv(row)
+        if handle is None:
+            return 0
+        try:
+            num_tokens = await destination.import_kv(handle)
+        finally:
+            await source.release(handle.handle_id)
+    except (EngineUnavailable, KVRefused, TransferError, OSError) as error:
+        log.info("kv_not_moved", extra={"reason": str(error), "num_tokens": len(row) // 4})
+        return 0
+    count.contexts += 1
+    count.tokens += handle.num_tokens
+    count.kv_bytes += handle.exposure.num_bytes
+    return num_tokens

@@ -1,0 +1,153 @@
+"""A request in the form that all dialects share, read so that only what is new is parsed.
+
+The messages of a body stay raw bytes; a message that came before (in a longer history it nearly always did) is found by
+the digest of its bytes and not parsed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from qwengyre.trajectory.match import KeyedTurn, ToolUse, Turn, digest, key_turn
+
+T = TypeVar("T")
+MAX_STOPS = 16
+
+
+class InvalidRequest(Exception):
+    """The client sent something that cannot be served: an error in its dialect, status 4xx."""
+
+    def __init__(self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None):
+        self.message, self.param, self.status, self.code = message, param, status, code
+        super().__init__(message)
+
+
+class Tools(msgspec.Struct, frozen=True):
+    """What the model may call, as the template sees it: `{"type": "function", "function": {...}}`."""
+
+    specs: tuple[dict, ...] = ()
+    digest: bytes = b""
+    names: dict[str, Any] = {}
+    """What the dialect needs to say a call back, by tool name."""
+
+
+class ParsedItem(msgspec.Struct, frozen=True):
+    """One message of a body."""
+
+    turns: tuple[KeyedTurn, ...]
+    last_block: str = ""
+    """Text of its last block, if that is text."""
+
+
+class ModelRequest(msgspec.Struct, frozen=True):
+    dialect: str
+    turns: tuple[KeyedTurn, ...]
+    tools: Tools
+    model: str
+    stream: bool
+    max_tokens: int | None
+    stops: tuple[str, ...]
+    include_usage: bool
+    system_text: str
+    """As sent: roles are told from it."""
+    system_digest: bytes
+    """Of the leading system prompt, volatile parts removed."""
+    first_user: str
+    last_block: str
+
+
+class ItemCache:
+    """Parsed messages of one execution by the digest of their bytes."""
+
+    def __init__(self, issued: Mapping[str, ToolUse]):
+        self.issued = issued
+        """Tool calls that this execution was given by us, by id."""
+        self._parsed: dict[bytes, Any] = {}
+
+    def get(self, raw: bytes, parse: Callable[[bytes], T]) -> T:
+        key = digest(bytes(raw))
+        found = self._parsed.get(key)
+        if found is None:
+            found = self._parsed[key] = parse(raw)
+        return found
+
+    def keyed(self, turn: Turn) -> KeyedTurn:
+        return key_turn(turn, self.issued)
+
+    def keyed_run(self, raws: Sequence[bytes], make: Callable[[], Turn]) -> KeyedTurn:
+        """As `get`, for a turn that several items make together."""
+        key = digest(b"run", *(bytes(raw) for raw in raws))
+        found = self._parsed.get(key)
+        if found is None:
+            found = self._parsed[key] = self.keyed(make())
+        return found
+
+
+def decode(raw: bytes, form: type[T], what: str) -> T:
+    """Decode JSON. Raises InvalidRequest that says where it is wrong."""
+    try:
+        return msgspec.json.decode(raw, type=form)
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidRequest(f"{what}: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequest(f"{what}: nested too deeply") from error
+
+
+def join_texts(texts: Sequence[str]) -> str:
+    """Text blocks of one message as one text: a line break between two that have none.
+
+    >>> join_texts(["a", "b\\n", "c"])
+    'a\\nb\\nc'
+    """
+    joined = ""
+    for text in texts:
+        joined += f"\n{text}" if joined and text and not joined.endswith("\n") else text
+    return joined
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(f"at most {MAX_STOPS} stop strings", param="stop")
+    return tuple(text for text in stops if text)
+
+
+def function_spec(name: str, description: object, parameters: object) -> dict:
+    function: dict = {"name": name}
+    if isinstance(description, str):
+        function["description"] = description
+    function["parameters"] = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}
+
+
+def tools_of(specs: Sequence[dict], names: dict[str, Any] | None = None) -> Tools:
+    canonical = msgspec.json.encode(list(specs), order="sorted") if specs else b""
+    return Tools(specs=tuple(specs), digest=digest(canonical) if specs else b"", names=names or {})
+
+
+def system_texts(turns: Sequence[KeyedTurn]) -> tuple[str, bytes]:
+    """All system text, and the digest of the system turns before the first other turn."""
+    texts, leading, is_leading = [], [], True
+    for keyed in turns:
+        if keyed.turn.role == "system":
+            texts.append(keyed.turn.text)
+            if is_leading:
+                leading.append(keyed.digest)
+        else:
+            is_leading = False
+    return "\n".join(texts), digest(*leading) if leading else b""
+
+
+def first_user_text(turns: Sequence[KeyedTurn]) -> str:
+    return next((keyed.turn.text for keyed in turns if keyed.turn.role == "user"), "")
+
+
+def last_user_block(items: Sequence[ParsedItem]) -> str:
+    """Last text block of the last message that is not a system message, if a user wrote it."""
+    for item in reversed(items):
+        if item.turns and item.turns[-1].turn.role != "system":
+            return item.last_block if item.turns[-1].turn.role == "user" else ""
+    return ""

@@ -1,0 +1,94 @@
+"""Text that grows: tokens to characters without broken characters, trimmed ends, stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+Decode = Callable[[Sequence[int]], str]
+BROKEN = "\ufffd"
+
+
+class Detokenizer:
+    """Decodes a growing run of tokens; a character that is not whole yet waits for its last bytes.
+
+    Pieces end only behind a whole character, so their concatenation is the decoding of the whole run for every
+    tokenizer that decodes bytewise.
+    """
+
+    __slots__ = ("_decode", "_pending")
+
+    def __init__(self, decode: Decode):
+        self._decode = decode
+        self._pending: list[int] = []
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        self._pending += token_ids
+        text = self._decode(self._pending)
+        if text.endswith(BROKEN):
+            return ""
+        self._pending.clear()
+        return text
+
+    def flush(self) -> str:
+        """What waits, whole or not: the run has ended."""
+        text = self._decode(self._pending) if self._pending else ""
+        self._pending.clear()
+        return text
+
+
+class Trimmed:
+    """`str.strip` of a text that arrives in pieces: outer whitespace never leaves."""
+
+    __slots__ = ("_begun", "_held")
+
+    def __init__(self) -> None:
+        self._begun, self._held = False, ""
+
+    def push(self, piece: str) -> str:
+        text = self._held + piece
+        if not self._begun:
+            text = text.lstrip()
+            self._begun = bool(text)
+        kept = text.rstrip()
+        self._held = text[len(kept) :]
+        return kept
+
+
+class StopStrings:
+    """Ends a text before the first of `stops`; holds back what may still become one.
+
+    >>> until = StopStrings(("END",))
+    >>> until.push("so E"), until.push("Nough EN"), until.push("D more"), until.found
+    ('so ', 'ENough ', '', 'END')
+    """
+
+    def __init__(self, stops: Sequence[str]):
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self.found: str | None = None
+        """The stop string that ended the text."""
+
+    def push(self, piece: str) -> str:
+        if not self._stops or self.found is not None:
+            return "" if self.found is not None else piece
+        text = self._held + piece
+        places = [(text.find(stop), stop) for stop in self._stops if stop in text]
+        if places:
+            at, self.found = min(places)
+            self._held = ""
+            return text[:at]
+        keep = len(text) - self._may_begin(text)
+        self._held = text[keep:]
+        return text[:keep]
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+    def _may_begin(self, text: str) -> int:
+        """How many last characters are a proper beginning of a stop string."""
+        longest = max(len(stop) for stop in self._stops) - 1
+        for length in range(min(longest, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self._stops):
+                return length
+        return 0

@@ -1,0 +1,187 @@
+"""Turns to tokens and tokens to answers, by the `renderers` package. Legend: `T` tokens.
+
+What was sampled keeps its own tokens: a context that goes on behind an answer is `row of that answer + new tokens`.
+Only where the template cannot go on (it strips old reasoning, say) everything is rendered anew, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import renderers
+from renderers.base import Renderer, ToolCallParseStatus
+from renderers.qwen3 import Qwen3Renderer
+
+from qwengyre.core.arrays import TOKEN
+from qwengyre.core.errors import ConfigError
+from qwengyre.gateway.protocol.parse import Grammar, NewToolId, Parsed, ParsedBlock, Parser, Qwen3Parser, WholeParser
+from qwengyre.gateway.tokenizer import FastTokenizer
+from qwengyre.trajectory.match import Turn
+
+TAIL_TOKENS = 4096
+"""How much of a prompt the bridge may look at. Renderers look for the last turn's opening only."""
+
+
+class How(Enum):
+    BRIDGED = "bridged"
+    """The renderer extended the sampled tokens."""
+    SPLICED = "spliced"
+    """Assistant turns that nobody sampled here follow: they are rendered, the sampled tokens before them stay."""
+    RENDERED = "rendered"
+    """Everything was rendered anew."""
+
+
+class Rendered(msgspec.Struct, frozen=True):
+    """Tokens of a context: `keep` leading tokens of the row it goes on from, then `new_T` (int32)."""
+
+    how: How
+    keep: int
+    new_T: np.ndarray
+
+
+class Rendering:
+    def __init__(self, tokenizer: FastTokenizer, renderer: Renderer):
+        self.tokenizer, self._renderer = tokenizer, renderer
+        self.stop_token_ids = tuple(renderer.get_stop_token_ids())
+        self._grammar = _qwen3_grammar(tokenizer, renderer)
+
+    @classmethod
+    def from_folder(cls, model: str | Path, renderer: Mapping[str, object]) -> Rendering:
+        """Load a model folder's tokenizer and the renderer that `renderer` configures (`{"name": "qwen3", ...}`).
+
+        Raises ConfigError when the renderer's name or a setting of it is unknown.
+        """
+        tokenizer = FastTokenizer.from_folder(model)
+        try:
+            config = _renderer_config(renderer)
+            return cls(tokenizer, renderers.create_renderer(tokenizer, config))
+        except (ValueError, TypeError, AssertionError, KeyError) as error:
+            raise ConfigError(f"this renderer cannot be used with {model}: {error}", key="gateway.renderer") from error
+
+    def render(self, turns: Sequence[Turn], tools: Sequence[dict]) -> np.ndarray:
+        """int32 (T,): the whole context, ready for the answer."""
+        ids = self._renderer.render_ids(self._messages(turns), tools=list(tools) or None, add_generation_prompt=True)
+        return np.asarray(ids, dtype=TOKEN)
+
+    def extend(
+        self, row_T: np.ndarray, num_sampled: int, turns: Sequence[Turn], num_answered: int, tools: Sequence[dict]
+    ) -> Rendered:
+        """Tokens of the context `turns`, whose first `num_answered` turns end with the answer that closes `row_T`.
+
+        `row_T` is int32 (T,), its last `num_sampled` tokens are that answer's. Falls back to rendering all.
+        """
+        new = turns[num_answered:]
+        if new and not any(turn.role == "assistant" for turn in new):
+            bridged = self._bridge(row_T, num_sampled, new, tools)
+            if bridged is not None:
+                return bridged
+        elif new:
+            spliced = self._splice(row_T, turns, num_answered, tools)
+            if spliced is not None:
+                return spliced
+        return Rendered(how=How.RENDERED, keep=0, new_T=self.render(turns, tools))
+
+    def parser(self, new_tool_id: NewToolId, prompt_tail: Sequence[int], tools: Sequence[dict]) -> Parser:
+        """A streaming parser for one answer to the prompt that ends with `prompt_tail`."""
+
+        def parse_whole(token_ids: Sequence[int]) -> Parsed:
+            return self.parse_whole(token_ids, prompt_tail, tools)
+
+        if self._grammar is None:
+            return WholeParser(parse_whole, new_tool_id)
+        prefilled = isinstance(self._renderer, Qwen3Renderer) and _opens_reasoning(prompt_tail, self._grammar)
+        return Qwen3Parser(self._grammar, self.tokenizer.decode, parse_whole, new_tool_id, prefilled=prefilled)
+
+    def parse_whole(self, token_ids: Sequence[int], prompt_tail: Sequence[int], tools: Sequence[dict]) -> Parsed:
+        parsed = self._renderer.parse_response(list(token_ids), tools=list(tools) or None, prompt_ids=list(prompt_tail))
+        blocks = []
+        for call in parsed.tool_calls:
+            arguments = call.arguments if isinstance(call.arguments, str) else msgspec.json.encode(call.arguments or {}).decode()
+            is_valid = call.status in (ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL)
+            blocks.append(ParsedBlock(raw=call.raw, name=call.name, arguments=arguments, is_valid=is_valid))
+        return Parsed(
+            text=parsed.content,
+            reasoning=(parsed.reasoning_content or "").strip(),
+            is_reasoning_open=parsed.reasoning_complete is False,
+            blocks=tuple(blocks),
+        )
+
+    def _bridge(self, row_T: np.ndarray, num_sampled: int, new: Sequence[Turn], tools: Sequence[dict]) -> Rendered | None:
+        num_prompt = len(row_T) - num_sampled
+        first = max(0, num_prompt - TAIL_TOKENS)
+        prompt, completion = row_T[first:num_prompt].tolist(), row_T[num_prompt:].tolist()
+        bridged = self._renderer.bridge_to_next_turn(prompt, completion, self._messages(new), tools=list(tools) or None)
+        if bridged is None:
+            return None
+        ids, seen = bridged.token_ids, prompt + completion
+        keep = len(seen)
+        if ids[:keep] != seen:  # the answer ran past its closing token, or was cut before it
+            keep = next((at for at, (a, b) in enumerate(zip(ids, seen, strict=False)) if a != b), min(len(ids), len(seen)))
+        return Rendered(how=How.BRIDGED, keep=first + keep, new_T=np.asarray(ids[keep:], dtype=TOKEN))
+
+    def _splice(self, row_T: np.ndarray, turns: Sequence[Turn], num_answered: int, tools: Sequence[dict]) -> Rendered | None:
+        rendered = self._renderer.render(self._messages(turns), tools=list(tools) or None, add_generation_prompt=True)
+        if len(rendered.sampled_mask) != len(rendered.token_ids):
+            return None
+        answered = num_answered - 1
+        last = -1
+        for at, (owner, sampled) in enumerate(zip(rendered.message_indices, rendered.sampled_mask, strict=True)):
+            if owner == answered and sampled:
+                last = at
+        if last < 0 or not len(row_T) or rendered.token_ids[last] != row_T[-1]:
+            return None  # the answer was cut before its closing token
+        return Rendered(how=How.SPLICED, keep=len(row_T), new_T=np.asarray(rendered.token_ids[last + 1 :], dtype=TOKEN))
+
+    def _messages(self, turns: Sequence[Turn]) -> list[dict]:
+        return [_message(turn) for turn in turns]
+
+
+def _renderer_config(settings: Mapping[str, object]) -> renderers.BaseRendererConfig | None:
+    """The typed config of the renderer named in `settings`; None lets the package choose by the model's name."""
+    default = renderers.config_from_name(str(settings.get("name", "auto")))
+    if default is None:
+        return None
+    return type(default)(**{key: value for key, value in settings.items() if key != "name"})
+
+
+def _message(turn: Turn) -> dict:
+    message: dict = {"role": turn.role, "content": turn.text}
+    if turn.reasoning is not None:
+        message["reasoning_content"] = turn.reasoning
+    if turn.tool_uses:
+        message["tool_calls"] = [
+            {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": use.arguments}}
+            for use in turn.tool_uses
+        ]
+    if turn.role == "tool":
+        message["tool_call_id"] = turn.tool_use_id
+        if turn.name:
+            message["name"] = turn.name
+    return message
+
+
+def _qwen3_grammar(tokenizer: FastTokenizer, renderer: Renderer) -> Grammar | None:
+    """The markers of the Qwen3 format, or None when this renderer speaks another one."""
+    if type(renderer) is not Qwen3Renderer:
+        return None
+    ids: Callable[[str], int | None] = tokenizer.convert_tokens_to_ids
+    found = [ids(marker) for marker in ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_start|>")]
+    if any(marker is None for marker in found):
+        return None
+    think, think_end, tool, tool_end, header = found
+    stops = frozenset(renderer.get_stop_token_ids())
+    return Grammar(think=think, think_end=think_end, tool=tool, tool_end=tool_end, stops=stops, header=header)
+
+
+def _opens_reasoning(prompt_tail: Sequence[int], grammar: Grammar) -> bool:
+    """Whether the generation prompt ends inside an opened reasoning block."""
+    for token in reversed(prompt_tail):
+        if token == grammar.think:
+            return True
+        if token == grammar.think_end or token in grammar.stops or token == grammar.header:
+            return False
+    return False

@@ -1,0 +1,206 @@
+"""The gateway as a process: two listeners, one journal, one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from qwengyre.core.errors import ConfigError
+from qwengyre.engines.api import Engine
+from qwengyre.engines.remote import RemoteEngine
+from qwengyre.gateway.app import HarnessApp
+from qwengyre.gateway.config import GatewayProcessConfig
+from qwengyre.gateway.control import Connect, ControlApp
+from qwengyre.gateway.control_api import AddServer
+from qwengyre.gateway.gateway import Gateway, open_journal
+from qwengyre.gateway.keys import load_secret
+from qwengyre.gateway.rendering import Rendering
+
+log = logging.getLogger(__name__)
+PARENT_POLL_S = 1.0
+MAX_HEAD_BYTES = 128 * 1024
+
+
+class Listening(msgspec.Struct, frozen=True):
+    """Where the gateway listens; also the ready file."""
+
+    pid: int
+    port: int | None
+    harness_socket: str | None
+    control_socket: str
+
+
+class GatewayServer:
+    """Use as an async context manager: inside it, both listeners answer."""
+
+    def __init__(self, config: GatewayProcessConfig, *, rendering: Rendering | None = None, connect: Connect | None = None):
+        self.config = config
+        self.stop = asyncio.Event()
+        rendering = rendering or Rendering.from_folder(config.model, config.gateway.renderer)
+        self._journal = open_journal(config.journal, config.gateway)
+        if self._journal.cut is not None:
+            log.warning("journal_cut", extra={"cut": str(self._journal.cut)})
+        self.gateway = Gateway(config.gateway, rendering, self._journal, load_secret(config.secret_file), time.time)
+        self._harness = HarnessApp(self.gateway)
+        self._control = ControlApp(self.gateway, connect or connect_engine, self.stop)
+        self._stack = contextlib.AsyncExitStack()
+        self.listening: Listening | None = None
+
+    async def __aenter__(self) -> GatewayServer:
+        num_records = self.gateway.replay()
+        log.info("journal_replayed", extra={"num_records": num_records, "num_open": len(self.gateway.executions)})
+        config = self.config
+        sockets = []
+        port = None
+        if config.port is not None:
+            sockets.append(_tcp(config.host, config.port))
+            port = sockets[-1].getsockname()[1]
+        if config.harness_socket is not None:
+            sockets.append(_unix(config.harness_socket, 0o666))
+        control = _unix(config.control_socket, 0o600)
+        tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        self._background = [
+            tasks.create_task(self.gateway.serve(self.stop)),
+            tasks.create_task(self._harness.keep_alive(config.gateway.keep_alive_s)),
+        ]
+        self._servers = [_Server(self._harness, sockets), _Server(self._control, [control])]
+        for server in self._servers:
+            await server.begin()
+            self._background.append(tasks.create_task(server.main_loop()))
+        if config.parent_pid is not None:
+            self._background.append(tasks.create_task(self._watch_parent(config.parent_pid)))
+        self.listening = Listening(
+            pid=os.getpid(), port=port, harness_socket=config.harness_socket, control_socket=config.control_socket
+        )
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.stop.set()
+        for server in self._servers:
+            await server.end()
+        for task in self._background[1:]:
+            task.cancel()
+        await self._stack.aclose()
+        for name in (self.config.harness_socket, self.config.control_socket):
+            if name is not None:
+                Path(name).unlink(missing_ok=True)
+        self._journal.close()
+
+    async def _watch_parent(self, pid: int) -> None:
+        while os.getppid() == pid or _is_alive(pid):
+            await asyncio.sleep(PARENT_POLL_S)
+        log.warning("parent_is_gone", extra={"pid": pid})
+        self.stop.set()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: the process has one owner."""
+
+    def __init__(self, app: object, sockets: list[socket.socket]):
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                http="h11",
+                ws="none",
+                loop="none",
+                server_header=False,
+                date_header=False,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                timeout_keep_alive=600,
+                timeout_graceful_shutdown=1,
+                backlog=4096,
+            )
+        )
+        self._sockets = sockets
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def begin(self) -> None:
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup(sockets=self._sockets)
+
+    async def end(self) -> None:
+        self.should_exit = True
+        await self.shutdown(sockets=self._sockets)
+
+
+async def serve(config: GatewayProcessConfig) -> None:
+    """Run until SIGTERM, SIGINT, a shutdown order or the parent's end. Raises ConfigError, JournalError."""
+    server = GatewayServer(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, server.stop.set)
+    async with server:
+        if config.ready_file is not None:
+            _write_whole(Path(config.ready_file), msgspec.json.encode(server.listening))
+        log.info("gateway_ready", extra=msgspec.to_builtins(server.listening))
+        await server.stop.wait()
+
+
+def connect_engine(asked: AddServer) -> Engine:
+    return RemoteEngine(asked.address, token=asked.token)
+
+
+def _tcp(host: str, port: int) -> socket.socket:
+    try:
+        listener = socket.create_server((host, port), backlog=4096)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another or 0", key="port") from error
+    return listener
+
+
+def _unix(path: str, mode: int) -> socket.socket:
+    """Listen on a Unix socket; a file that a killed gateway left there is replaced, one in use is not."""
+    if _is_answered(path):
+        raise ConfigError(f"another process listens on {path}", key="control_socket")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; is the path over 100 characters?") from error
+    os.chmod(path, mode)
+    listener.listen(4096)
+    return listener
+
+
+def _is_answered(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    part = path.with_suffix(".part")
+    part.write_bytes(data)
+    part.replace(path)

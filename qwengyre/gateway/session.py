@@ -1,0 +1,198 @@
+"""One attempt of one execution: what it asked, what it was answered, and where a new request goes in its tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from qwengyre.core.arrays import TOKEN
+from qwengyre.core.errors import ContextOverflow
+from qwengyre.core.ids import CallId
+from qwengyre.gateway.call_tokens import CallRows, CallTokens
+from qwengyre.gateway.hints import role_hints
+from qwengyre.gateway.protocol.deltas import AnswerSoFar
+from qwengyre.gateway.protocol.request import ItemCache, ModelRequest
+from qwengyre.gateway.records import Asked, Opened
+from qwengyre.gateway.rendering import How, Rendering
+from qwengyre.trajectory.match import Answer, ContextIndex, Match, ToolUse, Turn, digest
+from qwengyre.trajectory.records import BranchCause
+
+NO_TOOLS = digest(b"no tools")
+TOOL_ID_PREFIX: Mapping[str, str] = {"chat": "call_", "messages": "toolu_", "responses": "call_"}
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where a request goes: `row(base)[:base_tokens] + new_T` is its prompt."""
+
+    base: int
+    base_tokens: int
+    new_T: np.ndarray
+    """int32"""
+    cause: BranchCause
+    matched: Match
+    ordinal: int
+    first_index: int
+    """Tokens of the answer that exist already: the call goes on with an abandoned one."""
+    is_rendered_anew: bool
+
+    @property
+    def num_prompt(self) -> int:
+        return self.base_tokens + len(self.new_T)
+
+
+class Session:
+    def __init__(self, opened: Opened, rendering: Rendering):
+        self.opened = opened
+        self.rows = CallRows(opened.execution, opened.attempt, temperature=opened.temperature, trainable=opened.trainable)
+        self.index = ContextIndex()
+        self.issued: dict[str, ToolUse] = {}
+        self.items = ItemCache(self.issued)
+        self.answer_texts: dict[CallId, str] = {}
+        """Texts of the answers, by which a summary is recognised when it comes back."""
+        self._rendering = rendering
+
+    def root(self, request: ModelRequest) -> bytes:
+        return request.tools.digest or NO_TOOLS
+
+    def place(self, request: ModelRequest) -> Placement:
+        """Find the request's place and encode what is new in it. Raises ContextOverflow."""
+        matched = self.index.match(self.root(request), request.turns)
+        placement = self._again(matched) if matched.earlier else self._anew(request, matched)
+        if placement.num_prompt - placement.first_index >= self.opened.max_context_tokens:
+            raise ContextOverflow(num_tokens=placement.num_prompt, max_tokens=self.opened.max_context_tokens)
+        return placement
+
+    def ask(self, request: ModelRequest, placement: Placement, headers: Mapping[str, str], at: float) -> Asked:
+        """Make the record of a placed request and remember its context."""
+        asked = Asked(
+            session=self.opened.session,
+            call=len(self.rows),
+            base=placement.base,
+            base_tokens=placement.base_tokens,
+            context_ids=placement.new_T.astype(TOKEN, copy=False).tobytes(),
+            cause=placement.cause.value,
+            hints=role_hints(request, headers, self._is_fresh(placement), self),
+            at=at,
+            key=placement.matched.key,
+            ordinal=placement.ordinal,
+            first_index=placement.first_index,
+            dialect=request.dialect,
+            stops=request.stops,
+        )
+        tokens = self.rows.add(asked)
+        self.index.ask(tokens.id, self.root(request), request.turns, matched=placement.matched)
+        return asked
+
+    def seed(self, asked: Asked) -> int:
+        """Randomness of an answer: of the run, the execution, the context and the retry; never of the order of arrival."""
+        opened = self.opened
+        key = digest(b"%d" % opened.seed, opened.execution.encode(), asked.key, b"%d" % asked.ordinal)
+        return int.from_bytes(key[:8], "little") >> 1
+
+    def tool_use_id(self, asked: Asked, index: int) -> str:
+        """Unique in the execution, and the same whatever else was asked meanwhile."""
+        opened = self.opened
+        where = f"{opened.execution} {opened.attempt} {asked.ordinal} {index}".encode()
+        return TOOL_ID_PREFIX[asked.dialect] + digest(b"tool", where, asked.key).hex()[:24]
+
+    def sampling_room(self, asked: Asked, wanted: int | None) -> int:
+        """Most tokens that this call may still sample: the run's limit, the client's, and what fits the context."""
+        call = self.rows[asked.call]
+        limit = self.opened.max_tokens_per_call if wanted is None else min(self.opened.max_tokens_per_call, max(1, wanted))
+        room = self.opened.max_context_tokens - (call.num_prompt - asked.first_index)
+        return max(0, min(limit, room) - asked.first_index - call.num_sampled)
+
+    def learn(self, call: CallTokens, said: AnswerSoFar, num_seen: int) -> None:
+        """Remember an answer as far as the client saw it: `num_seen` tokens, which read as `said`."""
+        turn = said.turn()
+        for use in turn.tool_uses:
+            self.issued[use.id] = use
+        reasoning = (turn.reasoning or "").strip()
+        answer = Answer(
+            call=call.id,
+            turn=turn,
+            reasoning_digest=digest(reasoning.encode("utf-8", "surrogatepass")) if reasoning else None,
+            num_sampled=num_seen,
+        )
+        self.index.answer(call.asked.key, answer, self.issued)
+        self.answer_texts[call.id] = turn.text
+
+    def _is_fresh(self, placement: Placement) -> bool:
+        return placement.matched.answer is None and placement.cause is not BranchCause.RETRY
+
+    def _again(self, matched: Match) -> Placement:
+        """The same context again: go on with the answer that was cut off, or sample another one beside it."""
+        calls = [self.rows[self.rows.number(call)] for call in matched.earlier]
+        last, first = calls[-1], calls[0]
+        ordinals = [call.asked.ordinal for call in calls]
+        if last.is_abandoned:
+            base, base_tokens = last, last.num_row
+            ordinal, first_index = last.asked.ordinal, last.asked.first_index + last.num_sampled
+        else:
+            base, base_tokens = first, first.num_prompt - first.asked.first_index
+            ordinal, first_index = max(ordinals) + 1, 0
+        return Placement(
+            base=base.asked.call,
+            base_tokens=base_tokens,
+            new_T=np.empty(0, TOKEN),
+            cause=BranchCause.RETRY,
+            matched=matched,
+            ordinal=ordinal,
+            first_index=first_index,
+            is_rendered_anew=False,
+        )
+
+    def _anew(self, request: ModelRequest, matched: Match) -> Placement:
+        turns = [keyed.turn for keyed in request.turns]
+        if matched.answer is not None:
+            base, base_tokens, new_T, cause, is_anew = self._behind(matched, turns, request)
+        else:
+            new_T, is_anew = self._rendering.render(turns, request.tools.specs), False
+            base, base_tokens, cause = self._beside(matched, turns, new_T)
+            new_T = new_T[base_tokens:]
+        return Placement(
+            base=base,
+            base_tokens=base_tokens,
+            new_T=new_T,
+            cause=cause,
+            matched=matched,
+            ordinal=0,
+            first_index=0,
+            is_rendered_anew=is_anew,
+        )
+
+    def _behind(
+        self, matched: Match, turns: Sequence[Turn], request: ModelRequest
+    ) -> tuple[int, int, np.ndarray, BranchCause, bool]:
+        """A context that goes on behind a recorded answer."""
+        answer = matched.answer
+        base = self.rows.number(answer.call)
+        call = self.rows[base]
+        num_answer = answer.num_sampled
+        row_T = self.rows.row(base, call.num_prompt - call.asked.first_index + num_answer)
+        rendered = self._rendering.extend(row_T, num_answer, turns, matched.num_turns, request.tools.specs)
+        if rendered.how is How.RENDERED:
+            shared = common_prefix(row_T, rendered.new_T)
+            has_answers = any(turn.role == "assistant" for turn in turns[matched.num_turns :])
+            cause = BranchCause.DIVERGES if has_answers else BranchCause.RERENDERED
+            return base, shared, rendered.new_T[shared:], cause, True
+        cause = BranchCause.EXTENDS if rendered.how is How.BRIDGED else BranchCause.DIVERGES
+        return base, rendered.keep, rendered.new_T, cause, False
+
+    def _beside(self, matched: Match, turns: Sequence[Turn], new_T: np.ndarray) -> tuple[int, int, BranchCause]:
+        """A context without a recorded answer: it may still begin like another one, beyond the system prompt."""
+        shared_turns = turns[: matched.num_shared]
+        if matched.shares is None or all(turn.role == "system" for turn in shared_turns):
+            return -1, 0, BranchCause.ROOT
+        base = self.rows.number(matched.shares)
+        shared = common_prefix(self.rows.row(base, self.rows[base].num_prompt), new_T)
+        return base, shared, BranchCause.DIVERGES
+
+
+def common_prefix(a_T: np.ndarray, b_T: np.ndarray) -> int:
+    """Number of leading tokens that two rows share."""
+    num_tokens = min(len(a_T), len(b_T))
+    differs = a_T[:num_tokens] != b_T[:num_tokens]
+    return int(differs.argmax()) if differs.any() else num_tokens

@@ -1,0 +1,92 @@
+"""A gateway in this process, in front of a scripted engine, reached without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import httpx2 as httpx
+import pytest
+
+from qwengyre.engines.api import Engine
+from qwengyre.gateway.app import HarnessApp
+from qwengyre.gateway.config import GatewayConfig
+from qwengyre.gateway.control import ControlApp
+from qwengyre.gateway.gateway import Execution, Gateway, open_journal
+from qwengyre.gateway.records import Opened
+from qwengyre.gateway.rendering import Rendering
+from qwengyre.testing.engines import ScriptedEngine, replies
+from qwengyre.testing.tokenizers import write_byte_tokenizer
+
+SECRET = b"s" * 32
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def rendering(model: Path) -> Rendering:
+    return Rendering.from_folder(model, {"name": "qwen3", "enable_thinking": True})
+
+
+class Bench:
+    """One gateway and what a test drives it with."""
+
+    def __init__(self, rendering: Rendering, folder: Path, config: GatewayConfig):
+        self.rendering, self.folder = rendering, folder
+        clock = itertools.count(1000)
+        self.journal = open_journal(folder / "gateway.journal", config)
+        self.gateway = Gateway(config, rendering, self.journal, SECRET, lambda: float(next(clock)))
+        self.gateway.replay()
+        self.harness_app = HarnessApp(self.gateway)
+        self.stop = asyncio.Event()
+        self.control_app = ControlApp(self.gateway, lambda asked: ScriptedEngine(), self.stop)
+
+    def ids(self, text: str) -> list[int]:
+        return list(self.rendering.tokenizer.encode(text))
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return self.rendering.tokenizer.decode(token_ids)
+
+    def says(self, *answers: str, **options: object) -> ScriptedEngine:
+        """An engine whose n-th call answers `answers[n]`."""
+        return ScriptedEngine(replies([self.ids(answer) for answer in answers]), max_context_tokens=100_000, **options)
+
+    async def open(self, execution: str = "e000001-0", *, engine: Engine | None = None, **options: object) -> Execution:
+        defaults = {"attempt": 0, "seed": 7, "temperature": 1.0, "trainable": True, "model": "policy"}
+        limits = {"max_context_tokens": 1 << 20, "max_tokens_per_call": 1 << 20}
+        opened = Opened(**{"session": -1, "execution": execution, **defaults, **limits, **options})
+        live = await self.gateway.open(opened)
+        if engine is not None:
+            await self.gateway.set_server("cell-0", engine)
+            live.route.set("cell-0")
+        return live
+
+    def http(self, execution: Execution | None = None) -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {execution.keys.key}"} if execution else {}
+        transport = httpx.ASGITransport(self.harness_app)
+        return httpx.AsyncClient(transport=transport, base_url="http://gateway/v1", headers=headers)
+
+    def control(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.control_app), base_url="http://gateway")
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Bench]:
+        serving = asyncio.ensure_future(self.gateway.serve(self.stop))
+        await asyncio.sleep(0)
+        try:
+            yield self
+        finally:
+            self.stop.set()
+            await serving
+            self.journal.close()
+
+
+@pytest.fixture
+def bench(rendering: Rendering, tmp_path: Path) -> Bench:
+    return Bench(rendering, tmp_path, GatewayConfig(max_context_tokens=100_000))
