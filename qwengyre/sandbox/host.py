@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +29,7 @@ from qwengyre.sandbox.isolation import (
     interpreter_folders,
     write_etc,
 )
-from qwengyre.sandbox.limits import Cgroup, find_cgroup_parent, resource_limits, shell_prelude
+from qwengyre.sandbox.limits import CGROUP_PREFIX, Cgroup, find_cgroup_parent, resource_limits, shell_prelude
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +40,19 @@ LOG_TAIL_BYTES: Final = 2000
 class SandboxHost:
     """Make command lines, environments and cgroups of sandboxes. Raises SandboxError when isolation cannot be given."""
 
-    def __init__(self, config: HarnessConfig, work: Path, name: str):
+    def __init__(self, config: HarnessConfig, work: Path):
         self.config = config
         self.work = work
         self.isolated = config.isolation == "bwrap"
         self.bwrap = find_bwrap() if self.isolated else ""
         self.etc = work / "etc"
-        self.cgroups = find_cgroup_parent(name)
-        self._dying: list[Cgroup] = []
         write_etc(self.etc)
         self.readable = (*interpreter_folders(), *module_folders(config), *config.readable)
         for path in config.readable:
             if work.resolve().is_relative_to(Path(path).resolve()):
                 raise SandboxError(f"harness.readable: {path} would show every execution the workspaces of the others in {work}")
+        self._dying: list[Cgroup] = []
+        self.cgroups = find_cgroup_parent(f"{CGROUP_PREFIX}{os.getpid()}-{id(self):x}")
 
     def environment(self, home: str) -> dict[str, str]:
         """Variables that every program in a sandbox gets, and no others of the host."""
@@ -124,23 +126,21 @@ class SandboxHost:
 
 
 def module_folders(config: HarnessConfig) -> list[str]:
-    """Folders of the packages that the command runs or that are imported ahead, where they lie outside the interpreter's folders.
+    """Folders of the packages that the command runs or that are imported ahead, wherever they are installed.
 
-    Raises SandboxError when this environment lacks one.
+    Looked for in this environment and in the PYTHONPATH of `env`. Raises SandboxError when one is nowhere.
     """
-    import importlib.util
-
     own_python = config.command[0] in ("python", "python3", sys.executable)
     names = (*((config.module,) if config.module and own_python else ()), *config.warm_modules)
-    folders = []
+    search = [*filter(None, config.env.get("PYTHONPATH", "").split(":")), *(path for path in sys.path if path)]
+    folders: list[str] = []
     for name in names:
-        try:
-            found = importlib.util.find_spec(name.partition(".")[0])
-        except (ImportError, ValueError):
-            found = None
-        if found is None:
+        top = name.partition(".")[0]
+        found = PathFinder.find_spec(top, search) or importlib.util.find_spec(top)
+        if found is None and name not in sys.builtin_module_names:
             raise SandboxError(f"harness: module {name} is not installed in this environment ({sys.executable})")
-        folders += list(found.submodule_search_locations or ()) or ([found.origin] if found.has_location and found.origin else [])
+        if found is not None:
+            folders += found.submodule_search_locations or ([found.origin] if found.origin else [])
     return folders
 
 

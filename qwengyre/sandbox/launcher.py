@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -55,7 +55,7 @@ class Launcher:
         self.gateway = gateway
         self.work = work
         self.failed = failed
-        self.host = SandboxHost(config, work, f"qwengyre-{os.getpid()}")
+        self.host = SandboxHost(config, work)
         self._warm = WarmStarter(self.host) if config.warm_start else None
         self._live: dict[str, tuple[Path, HarnessProcess]] = {}
         self._over_limit: dict[str, str] = {}
@@ -76,9 +76,10 @@ class Launcher:
             await self._warm.close()
         self.host.close()
 
-    async def run_execution(self, spec: ExecutionSpec, num_calls: Callable[[], int]) -> Outcome:
-        """Run `spec` to its end. `num_calls` says how many model calls the gateway has seen of it so far.
+    async def run_execution(self, spec: ExecutionSpec, num_calls: Callable[[], Awaitable[int]]) -> Outcome:
+        """Run `spec` to its end. `num_calls` closes the execution at the gateway and says how many model calls it made.
 
+        It is awaited once, when the harness's sandbox is empty and before the evaluator; not at all when there was no harness.
         Cancelling kills everything that belongs to it. Raises SandboxError only when the disk is full.
         """
         started = time.monotonic()
@@ -95,7 +96,7 @@ class Launcher:
         self._put_away(folder, outcome)
         return msgspec.structs.replace(outcome, duration_s=time.monotonic() - started)
 
-    async def _run(self, spec: ExecutionSpec, folder: Path, num_calls: Callable[[], int]) -> Outcome:
+    async def _run(self, spec: ExecutionSpec, folder: Path, num_calls: Callable[[], Awaitable[int]]) -> Outcome:
         try:
             shutil.rmtree(folder, ignore_errors=True)
             files = HarnessFiles.create(folder, spec.task.instruction)
@@ -104,7 +105,7 @@ class Launcher:
         except (OSError, SandboxError) as error:
             raise_if_disk_full(error, self.work)
             return _unscored(End.SETUP_FAILED, Validity.PLACEHOLDER, str(error))
-        if ended.end is not End.HARNESS_TIMEOUT and num_calls() == 0:
+        if await num_calls() == 0 and ended.end is not End.HARNESS_TIMEOUT:
             return _never_called(ended)
         try:
             verdict = await evaluate(self.host, spec.task, files.workspace, folder)

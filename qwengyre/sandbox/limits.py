@@ -13,6 +13,7 @@ import msgspec
 from qwengyre.sandbox.config import LimitsConfig
 
 MIB: Final = 1024 * 1024
+CGROUP_PREFIX: Final = "qwengyre-"
 CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 _V1: Final = {"memory": "memory.limit_in_bytes", "pids": "pids.max"}
 _V2: Final = {"memory": "memory.max", "pids": "pids.max"}
@@ -102,10 +103,11 @@ def _own_groups(text: str) -> dict[str, str]:
 
 
 def _parent(folders: dict[str, Path], files: dict[str, str]) -> CgroupParent:
-    """Make the folders and prove with one trial cgroup that limits can be set. Raises OSError."""
+    """Make the folders, remove those of launchers that were killed, and prove with one trial cgroup that limits can be set. Raises OSError."""
     made = []
     try:
         for folder in set(folders.values()):
+            _remove_abandoned(folder.parent)
             folder.mkdir()
             made.append(folder)
         if files is _V2:
@@ -120,6 +122,16 @@ def _parent(folders: dict[str, Path], files: dict[str, str]) -> CgroupParent:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
+
+
+def _remove_abandoned(base: Path) -> None:
+    """Remove cgroups below `base` whose launcher (the process in their name) is gone."""
+    for folder in base.glob(f"{CGROUP_PREFIX}*"):
+        pid = folder.name.removeprefix(CGROUP_PREFIX).partition("-")[0]
+        if not Path("/proc", pid).exists():
+            for child in (*folder.glob("*/"), folder):
+                with contextlib.suppress(OSError):
+                    child.rmdir()
 
 
 def resource_limits(limits: LimitsConfig, *, has_cgroup: bool) -> dict[str, int]:

@@ -32,7 +32,7 @@ def check_harness(config: HarnessConfig) -> None:
         if not Path(path).exists():
             raise ConfigError(f"{path} does not exist", key="harness.readable")
     with tempfile.TemporaryDirectory(prefix="qwengyre-check-") as work:
-        host = SandboxHost(config, Path(work), "qwengyre-check")
+        host = SandboxHost(config, Path(work))
         try:
             _find_command(host, config.command[0])
         finally:

@@ -50,6 +50,7 @@ class WarmStarter:
             log = open_output(self._host.work / "zygote.log")
             command = [sys.executable, "-P", "-m", "qwengyre.sandbox.zygote", str(theirs.fileno()), *self._modules]
             environment = self._host.environment("/nonexistent") | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+            environment |= {name: self._host.config.env[name] for name in ("PYTHONPATH",) if name in self._host.config.env}
             try:
                 self._process = start(command, environment, output=log, pass_fds=[theirs.fileno()])
             finally:
