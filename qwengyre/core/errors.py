@@ -25,6 +25,8 @@
     │   └── MembershipBroken
     ├── SandboxError           isolation that cannot be given
     ├── EvaluatorFailed        the evaluator crashed: not a score of 0
+    ├── WarmupFailed           the process that makes the policy to start from ended badly
+    │   └── PolicyCannotCopy
     └── CellFailed             a cell died, stalled, or answered from another epoch
 
 A failed execution is data (`core.records.Outcome`), never an exception.
@@ -184,6 +186,20 @@ class SandboxError(QwenGyreError):
 
 class EvaluatorFailed(QwenGyreError):
     pass
+
+
+class WarmupFailed(QwenGyreError):
+    def __init__(self, exit_code: int, output: str):
+        self.exit_code, self.output = exit_code, output
+        super().__init__(f"the warm-up ended with exit code {exit_code}:\n{output}")
+
+
+class PolicyCannotCopy(WarmupFailed):
+    def __init__(self, accuracy: float, least: float):
+        self.accuracy, self.least = accuracy, least
+        QwenGyreError.__init__(
+            self, f"the policy copies {accuracy:.1%} of names and numbers, below {least:.1%}: raise warmup.num_demonstrations"
+        )
 
 
 class CellFailed(QwenGyreError):

@@ -101,12 +101,12 @@ def _draw_cases(pair: Pair, rng: np.random.Generator) -> list[tuple[int, int]]:
 
 
 def generate(folder: Path, seed: int, num_train: int = 96, num_held_out: int = 24) -> None:
-    """Write `folder`/train and `folder`/held_out, one task folder each; the same arguments give the same bytes."""
+    """Write `folder`/train and `folder`/held-out, one task folder each; the same arguments give the same bytes."""
     train, held_out = split_pairs(seed)
-    for split, pairs, num_tasks, stream in (("train", train, num_train, 1), ("held_out", held_out, num_held_out, 2)):
+    for split, pairs, num_tasks, stream in (("train", train, num_train, 1), ("held-out", held_out, num_held_out, 2)):
         for index in range(num_tasks):
             rng = np.random.default_rng([seed, stream, index])
-            write_task(folder / split, draw_task(f"mini-{split.replace('_', '-')}-{index:03d}", pairs, rng))
+            write_task(folder / split, draw_task(f"mini-{split}-{index:03d}", pairs, rng))
 
 
 def write_task(folder: Path, repository: MiniRepository) -> Path:

@@ -1,0 +1,21 @@
+"""`qwengyre warmup RUN.toml`: make the policy that a run on a CPU starts from, ahead of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def warmup(
+    run_file: Annotated[Path, typer.Argument(help="The run file, for its tables [warmup], [policy] and [runtime].")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", help="Change a key: table.key=value.")] = None,
+) -> None:
+    """Make the small policy that `qwengyre train RUN_FILE` starts from, or find it in the cache; print its folder."""
+    from qwengyre.config.run import load_run
+    from qwengyre.warmup import warm_up
+
+    config = load_run(run_file, overrides or [])
+    folder = warm_up(config.warmup, Path(config.policy.cache), config.runtime.seed, lambda line: typer.echo(line, err=True))
+    typer.echo(folder)

@@ -1,0 +1,57 @@
+"""Configuration of the warm-up (run file table `warmup`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class WarmupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A tiny Qwen3 trained on scripted demonstrations of varying quality, so that a run on CPUs has a policy to start from."""
+
+    hidden_size: int = 128
+    """Width of the model; a multiple of num_heads."""
+    num_layers: int = 2
+    """Copying from the context takes two layers at least."""
+    num_heads: int = 4
+    """Query heads."""
+    num_kv_heads: int = 2
+    """Key and value heads; divides num_heads."""
+    initializer_range: float = 0.08
+    """Standard deviation of the first weights. With Hugging Face's 0.02 so small a model never learns to copy."""
+    num_demonstrations: int = 2000
+    """Scripted executions to learn from."""
+    tokens_per_batch: int = 2400
+    """Tokens of one update, padding included."""
+    learning_rate: float = 3e-3
+    """Peak; rises for 5 % of the updates, then falls to a tenth along a cosine."""
+    min_copy_accuracy: float = 0.9
+    """Share of names and numbers that the model must copy right in the end: below, reinforcement learning would get nowhere."""
+    num_threads: int = 2
+    """CPU threads of torch."""
+    right_operator: float = 0.36
+    """Share of first tries in which the demonstrator knows what the word of the specification means."""
+    usual_mistake: float = 0.42
+    """Share in which it takes the word for one certain other operator, so that a greedy policy starts out wrong."""
+    repair: float = 0.5
+    """Share of files shown as wrong that the demonstrator tries again; otherwise it looks for the next one."""
+    early_stop: float = 0.05
+    """Chance, after every file, to call the task done."""
+    delegate: float = 0.06
+    """Chance to hand a file to a sub-agent."""
+    watch: float = 0.01
+    """Chance, after every file, to start the self-test in its watch mode, which does not return: the harness times out."""
+    compact: float = 0.08
+    """Chance, after every tool result, that the demonstrator's context is full."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_demonstrations", "tokens_per_batch", "num_threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.hidden_size % self.num_heads:
+            raise ValueError("hidden_size must be a multiple of num_heads")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError("num_heads must be a multiple of num_kv_heads")
+        if self.right_operator + self.usual_mistake > 1.0:
+            raise ValueError("right_operator + usual_mistake must not exceed 1")
+        if self.num_layers < 2:
+            raise ValueError("num_layers must be at least 2: one layer cannot copy from the context")
