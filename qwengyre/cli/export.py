@@ -1,0 +1,227 @@
+"""`qwengyre export`: the trajectories of a run, token by token as Parquet, or as chat messages for supervised training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import IO, Annotated
+
+import msgspec
+import typer
+
+from qwengyre.cli.chat_rows import Chatml, ParsedAnswer, chat_row
+from qwengyre.cli.run_context import find_tokenizer, load_harness_rules, run_config
+from qwengyre.cli.run_records import RecordedExecution, RunSources, Scores, last_attempts, open_run, read_scores
+from qwengyre.config.run import RunConfig
+from qwengyre.core.arrays import FLAG, LOGPROB, TOKEN, VERSION, unpack
+from qwengyre.core.errors import ConfigError
+from qwengyre.core.ids import ExecutionId, GroupId
+from qwengyre.core.records import Trajectory
+from qwengyre.gateway.rendering import Rendering
+from qwengyre.runtime.records import ExecutionDone
+from qwengyre.trajectory.advantages import group_advantages
+from qwengyre.trajectory.config import TrajectoryConfig
+from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules
+from qwengyre.trajectory.process import execution_rng
+from qwengyre.trajectory.roles import assign_roles
+from qwengyre.trajectory.sampling import sample_trajectories
+
+ROWS_PER_WRITE = 64
+
+
+class Format(Enum):
+    PARQUET = "parquet"
+    CHAT = "chat"
+
+
+class ExportRow(msgspec.Struct, frozen=True):
+    """One trajectory and what its execution was worth."""
+
+    execution: ExecutionId
+    group: int | None
+    attempt: int
+    task: str
+    index: int
+    """Place among the chosen trajectories of its execution."""
+    reward: float | None
+    advantage: float | None
+    """None for a gateway that ran alone, and for executions that were dropped."""
+    end: str
+    validity: str
+    temperature: float
+    trajectory: Trajectory
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the folder or journal of a gateway.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write: .parquet, or .jsonl for chat.")],
+    form: Annotated[
+        Format | None,
+        typer.Option("--format", help="One row per trajectory, or chat messages; told from the file's name by default."),
+    ] = None,
+    j_max: Annotated[
+        int | None, typer.Option(help="Most trajectories of one execution, 0 for all; as trained by default.")
+    ] = None,
+    min_reward: Annotated[float | None, typer.Option(help="Only executions with at least this reward.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Model folder to read tokens as chat; the run's own by default.")] = None,
+    renderer: Annotated[
+        str | None,
+        typer.Option(help="Name in the `renderers` package that reads answers (qwen3, qwen35, ...); the run's by default."),
+    ] = None,
+) -> None:
+    """Write the trajectories of a run, as they were chosen for training.
+
+    Executions of advantage 0 are written too; those that were not sampled for training (evaluations, T = 0) have no trainable token and no row.
+    """
+    sources = open_run(run)
+    config = run_config(sources)
+    rules = load_harness_rules(config.trajectory) if config else BUILTIN
+    scores = read_scores(sources.controller_journal)
+    rows = _rows(sources, config, rules, scores, j_max)
+    wanted = (row for row in rows if min_reward is None or (row.reward is not None and row.reward >= min_reward))
+    form = form or (Format.CHAT if out.suffix == ".jsonl" else Format.PARQUET)
+    if form is Format.PARQUET:
+        num_rows = write_parquet(wanted, out)
+    else:
+        folder = find_tokenizer(sources, config, tokenizer)
+        if folder is None:
+            raise ConfigError("no tokenizer lies in the run: name the model's folder", key="--tokenizer")
+        settings = {"name": renderer or "auto"} if renderer or config is None else dict(config.gateway.renderer)
+        chatml = open_chatml(folder, settings)
+        with open(out, "w", encoding="utf-8") as file:
+            num_rows = write_chat(wanted, file, chatml)
+    typer.echo(f"wrote {num_rows:,} trajectories to {out}")
+
+
+def _rows(
+    sources: RunSources, config: RunConfig | None, rules: tuple[HarnessRules, ...], scores: Scores, j_max: int | None
+) -> Iterator[ExportRow]:
+    settings = config.trajectory if config else TrajectoryConfig(j_max=0)
+    most = (settings.j_max if j_max is None else j_max) or None
+    seed = config.runtime.seed if config else 0
+    advantages = group_advantages_of(scores, settings)
+    for recorded in last_attempts(sources.gateway_journal, scores.done):
+        if not (recorded.opened.trainable and recorded.opened.temperature > 0):
+            continue
+        done = scores.done.get(recorded.opened.execution)
+        tree = recorded.tree()
+        rng = execution_rng(seed, recorded.opened.execution)
+        chosen = sample_trajectories(tree, assign_roles(tree.calls, rules), j_max=most, rng=rng)
+        for index, trajectory in enumerate(chosen):
+            yield _row(recorded, done, advantages, index, trajectory)
+
+
+def _row(
+    recorded: RecordedExecution,
+    done: ExecutionDone | None,
+    advantages: dict[ExecutionId, float | None],
+    index: int,
+    trajectory: Trajectory,
+) -> ExportRow:
+    opened = recorded.opened
+    return ExportRow(
+        execution=opened.execution,
+        group=done.group if done else None,
+        attempt=opened.attempt,
+        task=done.task if done else "",
+        index=index,
+        reward=done.outcome.score if done else None,
+        advantage=advantages.get(opened.execution),
+        end=done.outcome.end.value if done else "",
+        validity=done.outcome.validity.value if done else "",
+        temperature=opened.temperature,
+        trajectory=trajectory,
+    )
+
+
+def group_advantages_of(scores: Scores, settings: TrajectoryConfig) -> dict[ExecutionId, float | None]:
+    """Advantage of every execution of the training groups whose executions have all ended."""
+    groups: dict[GroupId, list[ExecutionDone]] = {}
+    for done in sorted(scores.done.values(), key=lambda done: done.execution):
+        groups.setdefault(done.group, []).append(done)
+    advantages: dict[ExecutionId, float | None] = {}
+    for group, members in groups.items():
+        dispatch = scores.dispatches.get(group)
+        if dispatch is not None and dispatch.kind == "train" and len(members) == dispatch.num_executions:
+            values = group_advantages([done.outcome for done in members], divide_by_std=settings.divide_by_std)
+            advantages |= {done.execution: value for done, value in zip(members, values, strict=True)}
+    return advantages
+
+
+def write_parquet(rows: Iterator[ExportRow], out: Path) -> int:
+    """Write in batches, so that memory does not grow with the run. Returns the number of rows."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema(
+        [
+            ("execution", pa.string()),
+            ("group", pa.int64()),
+            ("attempt", pa.int32()),
+            ("task", pa.string()),
+            ("index", pa.int32()),
+            ("role", pa.string()),
+            ("reward", pa.float64()),
+            ("advantage", pa.float64()),
+            ("end", pa.string()),
+            ("validity", pa.string()),
+            ("temperature", pa.float64()),
+            ("token_ids", pa.list_(pa.int32())),
+            ("mask", pa.list_(pa.bool_())),
+            ("logprobs", pa.list_(pa.float32())),
+            ("versions", pa.list_(pa.int32())),
+        ]
+    )
+    num_rows = 0
+    with pq.ParquetWriter(out, schema, compression="zstd") as writer:
+        batch: list[dict] = []
+        for row in rows:
+            batch.append(_parquet_row(row))
+            num_rows += 1
+            if len(batch) == ROWS_PER_WRITE:
+                writer.write_table(pa.Table.from_pylist(batch, schema))
+                batch = []
+        if batch:
+            writer.write_table(pa.Table.from_pylist(batch, schema))
+    return num_rows
+
+
+def _parquet_row(row: ExportRow) -> dict:
+    chosen = row.trajectory
+    fields = {name: getattr(row, name) for name in row.__struct_fields__ if name != "trajectory"}
+    return fields | {
+        "role": chosen.role.value,
+        "token_ids": unpack(chosen.token_ids_T, TOKEN),
+        "mask": unpack(chosen.trainable_T, FLAG),
+        "logprobs": unpack(chosen.logprob_T, LOGPROB),
+        "versions": unpack(chosen.version_T, VERSION),
+    }
+
+
+def write_chat(rows: Iterator[ExportRow], file: IO[str], chatml: Chatml) -> int:
+    """One JSON object a line: messages, tools, and what the execution was worth. Returns the number of lines."""
+    num_rows = 0
+    for row in rows:
+        chosen = row.trajectory
+        read = chat_row(unpack(chosen.token_ids_T, TOKEN), unpack(chosen.trainable_T, FLAG), chatml)
+        fields = {name: getattr(row, name) for name in ("execution", "task", "index", "reward", "advantage", "end")}
+        line = fields | {"role": chosen.role.value, "messages": read.messages, "tools": read.tools}
+        file.write(msgspec.json.encode(line).decode() + "\n")
+        num_rows += 1
+    return num_rows
+
+
+def open_chatml(folder: Path, renderer: dict[str, object]) -> Chatml:
+    """The turns of the model in `folder`. Raises ConfigError when its tokenizer is not of the ChatML family."""
+    rendering = Rendering.from_folder(folder, renderer)
+    start, end = (rendering.tokenizer.convert_tokens_to_ids(marker) for marker in ("<|im_start|>", "<|im_end|>"))
+    if not isinstance(start, int) or not isinstance(end, int):
+        raise ConfigError("this tokenizer has no <|im_start|> and <|im_end|>: export Parquet instead", file=str(folder))
+
+    def parse(ids: list[int]) -> ParsedAnswer:
+        parsed = rendering.parse_whole([*ids, end], [], [])
+        calls = tuple((block.name or "", block.arguments) for block in parsed.blocks if block.is_valid)
+        return ParsedAnswer(parsed.text, parsed.reasoning, calls)
+
+    return Chatml(start, end, rendering.tokenizer.decode, parse)

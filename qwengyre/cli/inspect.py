@@ -1,0 +1,177 @@
+"""`qwengyre inspect`: the executions of a run, or the tree of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
+
+from qwengyre.cli.run_context import find_tokenizer, load_harness_rules, run_config, text_decoder
+from qwengyre.cli.run_records import RecordedExecution, Scores, find_execution, last_attempts, open_run, read_scores
+from qwengyre.core.records import Role
+from qwengyre.dashboard.tree_page import tree_page
+from qwengyre.dashboard.tree_rows import NodeRow, numbers, short, tree_rows
+from qwengyre.runtime.records import ExecutionDone
+from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules
+from qwengyre.trajectory.roles import assign_roles, detect_harness
+
+_ORIGIN_STYLE = {"context": "bright_black", "trained": "green", "masked": "dark_orange"}
+
+
+class ExecutionLine(msgspec.Struct, frozen=True):
+    """One execution as listed; also a line of `--json`."""
+
+    execution: str
+    attempt: int
+    kind: str
+    """`train`, `evaluation`, or `` for a gateway that ran alone."""
+    version: int | None
+    """Policy version at its dispatch."""
+    task: str
+    reward: float | None
+    validity: str
+    end: str
+    duration_s: float | None
+    num_calls: int
+    num_distinct_tokens: int
+    roles: dict[str, int]
+    """Calls by role."""
+    harness: str
+
+
+def inspect(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or the folder or journal of a gateway.")],
+    execution: Annotated[str | None, typer.Option(help="Show the tree of this execution.")] = None,
+    attempt: Annotated[int | None, typer.Option(help="Which attempt of it; the latest by default.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the tree as one page that needs no other file.")] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Model folder to read the tokens as text; the run's own by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="List as JSON, one execution a line.")] = False,
+) -> None:
+    """List the executions of a run, or show the tree of one."""
+    sources = open_run(run)
+    config = run_config(sources)
+    rules = load_harness_rules(config.trajectory) if config else BUILTIN
+    scores = read_scores(sources.controller_journal)
+    if execution is None:
+        lines = [_line(recorded, scores, rules) for recorded in last_attempts(sources.gateway_journal, scores.done)]
+        lines.sort(key=lambda line: line.execution)
+        if as_json:
+            for line in lines:
+                typer.echo(msgspec.json.encode(line).decode())
+        else:
+            Console().print(_listing(lines))
+        return
+    recorded = find_execution(sources.gateway_journal, execution, attempt)
+    tree = recorded.tree()
+    rows = tree_rows(tree, assign_roles(tree.calls, rules), text_decoder(find_tokenizer(sources, config, tokenizer)))
+    line = _line(recorded, scores, rules)
+    if html is not None:
+        html.write_text(tree_page(f"Execution {execution}", _facts(line), rows), encoding="utf-8")
+        typer.echo(f"wrote {html}")
+    else:
+        Console().print(_rich_tree(line, rows))
+
+
+def _line(recorded: RecordedExecution, scores: Scores, rules: tuple[HarnessRules, ...]) -> ExecutionLine:
+    opened, tree = recorded.opened, recorded.tree()
+    done = scores.done.get(opened.execution)
+    if done is not None and done.attempt != opened.attempt:
+        done = None
+    group = int(opened.execution[1:].partition("-")[0]) if scores.dispatches else -1
+    dispatch = scores.dispatches.get(group)
+    harness = detect_harness(tree.calls, rules)
+    return ExecutionLine(
+        execution=opened.execution,
+        attempt=opened.attempt,
+        kind=dispatch.kind if dispatch else "",
+        version=dispatch.version if dispatch else None,
+        task=done.task if done else "",
+        reward=done.outcome.score if done else None,
+        validity=done.outcome.validity.value if done else "",
+        end=_end(done, recorded.is_closed),
+        duration_s=done.outcome.duration_s if done else None,
+        num_calls=len(tree.calls),
+        num_distinct_tokens=tree.num_distinct_tokens,
+        roles=dict(Counter(role.value for role in assign_roles(tree.calls, rules).values())),
+        harness=harness.name if harness else "",
+    )
+
+
+def _end(done: ExecutionDone | None, is_closed: bool) -> str:
+    if done is not None:
+        return done.outcome.end.value
+    return "closed" if is_closed else "open"
+
+
+def _listing(lines: list[ExecutionLine]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("execution", "kind", "task"):
+        table.add_column(name, no_wrap=True)
+    for name in ("reward", "calls", "tokens", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("end", "calls by role"):
+        table.add_column(name)
+    for line in lines:
+        reward = "" if line.reward is None else f"{line.reward:.2f}" if line.validity == "valid" else line.validity
+        roles = ", ".join(f"{line.roles[role.value]} {role.value}" for role in Role if role.value in line.roles)
+        time = "" if line.duration_s is None else f"{line.duration_s:.1f} s"
+        table.add_row(
+            line.execution,
+            line.kind,
+            line.task,
+            reward,
+            f"{line.num_calls:,}",
+            f"{line.num_distinct_tokens:,}",
+            time,
+            line.end,
+            roles,
+        )
+    return table
+
+
+def _facts(line: ExecutionLine) -> str:
+    reward = "no reward yet" if line.reward is None else f"reward {line.reward:.3f} ({line.validity})"
+    time = f", {line.duration_s:.1f} s" if line.duration_s is not None else ""
+    parts = [line.task, reward, f"{line.end}{time}", f"{line.num_calls:,} calls", f"{line.num_distinct_tokens:,} distinct tokens"]
+    if line.harness:
+        parts.append(f"harness {line.harness}")
+    return " · ".join(part for part in parts if part)
+
+
+def _rich_tree(line: ExecutionLine, rows: list[NodeRow]) -> Tree:
+    top = Tree(Text.assemble((line.execution, "bold"), "  ", _facts(line)), guide_style="bright_black")
+    branches = {-1: top}
+    for row in rows:
+        branch = branches[row.level - 1].add(_node_text(row))
+        branches[row.level] = branch
+        for span in row.spans:
+            if span.text:
+                preview = span.text if len(span.text) <= 160 else f"{span.text[:110]} … {span.text[-40:]}"
+                branch.add(Text(repr(preview)[1:-1], style=_ORIGIN_STYLE[span.origin]))
+    return top
+
+
+def _node_text(row: NodeRow) -> Text:
+    calls = (
+        ", ".join(map(short, row.calls))
+        if len(row.calls) <= 3
+        else f"{short(row.calls[0])} … {short(row.calls[-1])} ({len(row.calls)})"
+    )
+    counts = (("context", row.num_context), ("trained", row.num_trained), ("masked", row.num_masked))
+    text = Text(f"[{row.node}] ", style="bright_black")
+    text.append(", ".join(role.value for role in row.roles), style="bold")
+    for origin, count in counts:
+        if count:
+            text.append(f"  {count:,} {origin}", style=_ORIGIN_STYLE[origin])
+    if row.versions:
+        text.append(f"  v{numbers(row.versions)}", style="cyan")
+    return text.append(f"  {calls}  {row.cause}", style="bright_black")

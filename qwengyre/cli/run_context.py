@@ -1,0 +1,51 @@
+"""What `inspect` and `export` need of a run beside its journals: its config, role rules and tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from qwengyre.cli.run_records import RunSources
+from qwengyre.config.run import RunConfig, load_run
+from qwengyre.core.errors import ConfigError
+from qwengyre.dashboard.tree_rows import Decode
+from qwengyre.gateway.tokenizer import FastTokenizer
+from qwengyre.trajectory.config import TrajectoryConfig
+from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules, rules_from_toml
+
+
+def run_config(sources: RunSources) -> RunConfig | None:
+    """None for a gateway that ran alone."""
+    return load_run(sources.config) if sources.config is not None else None
+
+
+def load_harness_rules(trajectory: TrajectoryConfig) -> tuple[HarnessRules, ...]:
+    """The user's rules, then the built-in ones. Raises ConfigError for a file that cannot be read."""
+    if not trajectory.harness_rules:
+        return BUILTIN
+    try:
+        text = Path(trajectory.harness_rules).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the harness rules: {error}", key="trajectory.harness_rules") from error
+    return rules_from_toml(text, trajectory.harness_rules)
+
+
+def find_tokenizer(sources: RunSources, config: RunConfig | None, given: Path | None) -> Path | None:
+    """Folder of the tokenizer: the one given, the run's own copy, its model, or a checkpoint's; None if there is none."""
+    if given is not None:
+        return given
+    return next((folder for folder in _tokenizer_folders(sources, config) if (folder / "tokenizer.json").is_file()), None)
+
+
+def text_decoder(folder: Path | None) -> Decode | None:
+    """Tokens to text, special tokens shown. Raises ConfigError when the folder has no tokenizer."""
+    return FastTokenizer.from_folder(folder).decode if folder is not None else None
+
+
+def _tokenizer_folders(sources: RunSources, config: RunConfig | None) -> Iterator[Path]:
+    if sources.config is not None:
+        yield sources.config.parent / "policy"
+    if config is not None and config.policy.model:
+        yield Path(config.policy.model)
+    if sources.config is not None:
+        yield from sorted((sources.config.parent / "checkpoints").glob("*"), reverse=True)

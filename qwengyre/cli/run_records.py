@@ -1,0 +1,123 @@
+"""What the two journals of a run say of its executions: the gateway's has the calls, the controller's the scores.
+
+Also reads the journal of a stand-alone gateway, which has no scores. Only the calls of executions still open are held in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from qwengyre.core.errors import ConfigError
+from qwengyre.core.ids import ExecutionId, GroupId
+from qwengyre.gateway.call_tokens import CallRows
+from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
+from qwengyre.journal import read
+from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone
+from qwengyre.scheduler.commands import Dispatch
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.trajectory.tree import TrajectoryTree
+
+
+class RunSources(msgspec.Struct, frozen=True):
+    """Where the records of a run lie."""
+
+    gateway_journal: Path
+    controller_journal: Path | None
+    """None for a gateway that ran alone."""
+    config: Path | None
+
+
+class RecordedExecution(msgspec.Struct):
+    """The calls of one attempt of one execution."""
+
+    opened: Opened
+    rows: CallRows
+    is_closed: bool = False
+
+    def tree(self) -> TrajectoryTree:
+        return TrajectoryTree.build(self.rows.events())
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """What the controller knows of the executions that ended."""
+
+    done: dict[ExecutionId, ExecutionDone]
+    """The last end of each."""
+    dispatches: dict[GroupId, Dispatch]
+
+
+def open_run(path: Path) -> RunSources:
+    """`path` is a run folder, a gateway's folder, or its journal. Raises ConfigError when it is none of them."""
+    if path.is_file():
+        return RunSources(path, None, None)
+    for journal in (path / "gateway.log", path / "journal" / "gateway.log"):
+        if journal.is_file() and not (path / "config.toml").is_file():
+            return RunSources(journal, None, None)
+    folder = RunFolder.open(path)
+    controller = folder.controller_journal if folder.controller_journal.is_file() else None
+    return RunSources(folder.gateway_journal, controller, folder.config)
+
+
+def recorded_executions(journal: Path, only: ExecutionId | None = None) -> Iterator[RecordedExecution]:
+    """Every attempt, as soon as it is closed; those still open last. Raises JournalError."""
+    open_sessions: dict[int, RecordedExecution] = {}
+    for _, record in read(journal, GatewayRecord):
+        if isinstance(record, Opened):
+            if only is None or record.execution == only:
+                rows = CallRows(record.execution, record.attempt, temperature=record.temperature, trainable=record.trainable)
+                open_sessions[record.session] = RecordedExecution(record, rows)
+            continue
+        session = open_sessions.get(record.session)
+        if session is None:
+            continue
+        match record:
+            case Asked():
+                session.rows.add(record)
+            case Sampled():
+                session.rows[record.call].add(record)
+            case Ended():
+                session.rows[record.call].ended = record
+            case Closed():
+                session.is_closed = True
+                yield open_sessions.pop(record.session)
+    yield from open_sessions.values()
+
+
+def last_attempts(journal: Path, done: dict[ExecutionId, ExecutionDone]) -> Iterator[RecordedExecution]:
+    """The attempt of each execution that counts: the one that was scored, else the latest."""
+    latest: dict[ExecutionId, int] = {}
+    for _, record in read(journal, GatewayRecord):
+        if isinstance(record, Opened):
+            latest[record.execution] = max(record.attempt, latest.get(record.execution, 0))
+    for recorded in recorded_executions(journal):
+        execution = recorded.opened.execution
+        counted = done[execution].attempt if execution in done else latest[execution]
+        if recorded.opened.attempt == counted:
+            yield recorded
+
+
+def read_scores(journal: Path | None) -> Scores:
+    done: dict[ExecutionId, ExecutionDone] = {}
+    dispatches: dict[GroupId, Dispatch] = {}
+    for _, record in read(journal, ControllerRecord) if journal is not None else ():
+        if isinstance(record, ExecutionDone):
+            done[record.execution] = record
+        elif isinstance(record, Decided):
+            dispatches |= {command.group: command for command in record.commands if isinstance(command, Dispatch)}
+    return Scores(done, dispatches)
+
+
+def find_execution(journal: Path, execution: str, attempt: int | None) -> RecordedExecution:
+    """One attempt of one execution, the latest unless `attempt` is given. Raises ConfigError, naming what there is."""
+    attempts = {recorded.opened.attempt: recorded for recorded in recorded_executions(journal, ExecutionId(execution))}
+    if not attempts:
+        names = sorted({record.execution for _, record in read(journal, GatewayRecord) if isinstance(record, Opened)})
+        some = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
+        raise ConfigError(f"no execution {execution!r} was recorded; there are: {some or 'none yet'}", file=str(journal))
+    wanted = max(attempts) if attempt is None else attempt
+    if wanted not in attempts:
+        raise ConfigError(f"{execution} has no attempt {wanted}; it has {sorted(attempts)}", file=str(journal))
+    return attempts[wanted]

@@ -1,0 +1,247 @@
+"""`inspect` and `export` on journals written as a run writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from typer.testing import CliRunner
+
+from qwengyre.cli.main import application
+from qwengyre.core.arrays import LOGPROB, TOKEN, pack
+from qwengyre.core.records import End, Outcome, Validity
+from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
+from qwengyre.journal import Journal
+from qwengyre.runtime.records import CallCounts, ControllerRecord, Decided, ExecutionDone
+from qwengyre.scheduler.commands import Dispatch
+from qwengyre.testing.call_events import PLAIN
+from qwengyre.trajectory.records import RoleHints
+
+SPECIALS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
+SUB = RoleHints("chat", system_digest="sub", num_tools=1)
+
+
+def byte_tokenizer(folder: Path) -> Tokenizer:
+    """One token a byte, and the markers of ChatML."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIALS))
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    return tokenizer
+
+
+class Book:
+    """Writes the gateway's journal of a few executions."""
+
+    def __init__(self, path: Path):
+        self.journal = Journal.open(path, GatewayRecord)
+        self.num_sessions = 0
+
+    def execution(
+        self, name: str, calls: list[tuple], *, attempt: int = 0, closed: bool = True, temperature: float = 1.0
+    ) -> None:
+        session = self.num_sessions
+        self.num_sessions += 1
+        self.journal.append(Opened(session, name, attempt, 0, temperature, True, 1000, 100, "policy"))
+        for call, (base, base_tokens, context, sampled, hints) in enumerate(calls):
+            self.journal.append(
+                Asked(
+                    session,
+                    call,
+                    base,
+                    base_tokens,
+                    pack(context, TOKEN),
+                    "root" if base < 0 else "extends",
+                    hints,
+                    call,
+                    b"k",
+                    0,
+                    0,
+                    "chat",
+                )
+            )
+            logprobs = pack([-0.5] * len(sampled), LOGPROB)
+            self.journal.append(Sampled(session, call, pack(sampled, TOKEN), logprobs, 3, "cell-1"))
+            self.journal.append(Ended(session, call, "stop", len(sampled), 0, False, call + 0.5, 0, 0.0, "", len(sampled)))
+        if closed:
+            self.journal.append(Closed(session))
+
+
+def done(name: str, score: float, validity: Validity = Validity.VALID, attempt: int = 0) -> ExecutionDone:
+    outcome = Outcome(End.EXITED, validity, score, "digest", 2.5)
+    return ExecutionDone(name, int(name[1:7]), attempt, "repo-a", 1.0, outcome, CallCounts(), 1.0)
+
+
+MAIN = (-1, 0, [1, 2, 3], [4, 5], PLAIN)
+LONGER = (0, 5, [6], [7, 8], PLAIN)
+HELPER = (-1, 0, [9, 9], [5], SUB)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    (folder / "journal").mkdir(parents=True)
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    (folder / "config.toml").write_text(f'[tasks]\nfamily = ""\ntrain = "{tasks}"\n[harness]\ncommand = ["true"]\n')
+    book = Book(folder / "journal" / "gateway.log")
+    book.execution("e000000-0", [MAIN], closed=False)
+    book.execution("e000000-0", [MAIN, LONGER, HELPER], attempt=1)
+    book.execution("e000000-1", [MAIN])
+    book.execution("e000001-0", [MAIN], temperature=0.0)
+    book.execution("e000002-0", [MAIN], closed=False)
+    book.journal.close()
+    with Journal.open(folder / "journal" / "controller.log", ControllerRecord) as journal:
+        journal.append(Decided((Dispatch(0, "train", 3, 2), Dispatch(1, "evaluation", 3, 1), Dispatch(2, "train", 3, 2))))
+        for record in (done("e000000-0", 1.0, attempt=1), done("e000000-1", 0.5), done("e000001-0", 0.25)):
+            journal.append(record)
+    return folder
+
+
+def call(*arguments: object) -> str:
+    words = [str(argument) for argument in arguments]
+    result = CliRunner().invoke(application(words), words, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refused(*arguments: object) -> str:
+    words = [str(argument) for argument in arguments]
+    result = CliRunner().invoke(application(words), words)
+    assert result.exit_code == 2
+    return result.output
+
+
+class TestInspect:
+    def test_lists_the_attempt_that_counted(self, run):
+        lines = [json.loads(line) for line in call("inspect", run, "--json").splitlines()]
+        assert [(line["execution"], line["attempt"], line["kind"], line["reward"], line["end"]) for line in lines] == [
+            ("e000000-0", 1, "train", 1.0, "exited"),
+            ("e000000-1", 0, "train", 0.5, "exited"),
+            ("e000001-0", 0, "evaluation", 0.25, "exited"),
+            ("e000002-0", 0, "train", None, "open"),
+        ]
+        assert lines[0]["roles"] == {"main": 2, "sub-agent": 1}
+        assert (lines[0]["num_calls"], lines[0]["num_distinct_tokens"]) == (3, 11)
+
+    def test_table_has_a_row_for_each(self, run):
+        printed = call("inspect", run)
+        assert "e000000-0" in printed
+        assert "2 main, 1 sub-agent" in printed
+
+    def test_tree_of_one_execution(self, run):
+        printed = call("inspect", run, "--execution", "e000000-0")
+        assert "main  4 context  4 trained  v3  a1c0, a1c1  root" in printed
+        assert "sub-agent  2 context  1 trained" in printed
+        assert "reward 1.000 (valid)" in printed
+
+    def test_earlier_attempt_is_there_too(self, run):
+        assert "v3  c0  root" in call("inspect", run, "--execution", "e000000-0", "--attempt", 0)
+
+    def test_page_needs_no_other_file(self, run, tmp_path):
+        page = tmp_path / "tree.html"
+        call("inspect", run, "--execution", "e000000-0", "--html", page)
+        text = page.read_text()
+        assert text.count('class="node"') == 2
+        assert "http" not in text.replace("http-equiv", "")
+
+    def test_unknown_execution_names_what_there_is(self, run):
+        assert "e000000-1" in refused("inspect", run, "--execution", "e9")
+
+    def test_unknown_attempt(self, run):
+        assert "has no attempt 7" in refused("inspect", run, "--execution", "e000000-0", "--attempt", 7)
+
+    def test_no_run_folder(self, tmp_path):
+        assert "no config.toml" in refused("inspect", tmp_path)
+
+    def test_journal_of_a_gateway_that_ran_alone(self, run):
+        lines = [json.loads(line) for line in call("inspect", run / "journal" / "gateway.log", "--json").splitlines()]
+        assert (lines[0]["execution"], lines[0]["reward"], lines[0]["end"]) == ("e000000-0", None, "closed")
+
+
+class TestParquet:
+    def test_one_row_per_trajectory_with_rewards_and_advantages(self, run, tmp_path):
+        out = tmp_path / "rows.parquet"
+        assert "wrote 4 trajectories" in call("export", run, "--out", out)
+        rows = pq.read_table(out).to_pylist()
+        picked = [(row["execution"], row["role"], row["reward"], row["advantage"]) for row in rows]
+        assert sorted(picked, key=repr) == [
+            ("e000000-0", "main", 1.0, 0.25),
+            ("e000000-0", "sub-agent", 1.0, 0.25),
+            ("e000000-1", "main", 0.5, -0.25),
+            ("e000002-0", "main", None, None),
+        ]
+        main = next(row for row in rows if row["execution"] == "e000000-0" and row["role"] == "main")
+        assert main["token_ids"] == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert main["mask"] == [False, False, False, True, True, False, True, True]
+        assert main["logprobs"] == [0, 0, 0, -0.5, -0.5, 0, -0.5, -0.5]
+        assert main["versions"] == [-1, -1, -1, 3, 3, -1, 3, 3]
+
+    def test_bounded_and_filtered(self, run, tmp_path):
+        out = tmp_path / "rows.parquet"
+        call("export", run, "--out", out, "--j-max", 1, "--min-reward", 0.9)
+        assert [row["role"] for row in pq.read_table(out).to_pylist()] == ["main"]
+
+
+class TestChat:
+    def test_messages_tools_and_weights_are_read_off_the_tokens(self, tmp_path):
+        tokenizer = byte_tokenizer(tmp_path / "model")
+        prompt = (
+            "<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+            "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+            '{"type": "function", "function": {"name": "read", "parameters": {}}}\n</tools>\n\nFor each function call, return a json object '
+            "with function name and arguments within <tool_call></tool_call> XML tags:\n<tool_call>\n"
+            '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n'
+            "<|im_start|>user\nRead it.<|im_end|>\n<|im_start|>assistant\n"
+        )
+        answer = (
+            '<think>\nHm.\n</think>\n\nOn it.\n<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call><|im_end|>'
+        )
+        result = "\n<|im_start|>user\n<tool_response>\nsecret\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        last = "<think>\n\n</think>\n\nDone.<|im_end|>"
+        prompt_T, answer_T, result_T, last_T = (tokenizer.encode(text).ids for text in (prompt, answer, result, last))
+        book = Book(tmp_path / "gateway.log")
+        base_tokens = len(prompt_T) + len(answer_T)
+        book.execution("solo", [(-1, 0, prompt_T, answer_T, PLAIN), (0, base_tokens, result_T, last_T, PLAIN)])
+        book.journal.close()
+        out = tmp_path / "chat.jsonl"
+        call("export", tmp_path / "gateway.log", "--out", out, "--tokenizer", tmp_path / "model", "--renderer", "qwen3")
+        (line,) = out.read_text().splitlines()
+        row = msgspec.json.decode(line)
+        assert row["tools"] == [{"type": "function", "function": {"name": "read", "parameters": {}}}]
+        assert [{**message, "tool_calls": None} if "tool_calls" in message else message for message in row["messages"]] == [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Read it."},
+            {"role": "assistant", "content": "On it.", "weight": 1, "reasoning_content": "Hm.", "tool_calls": None},
+            {"role": "tool", "content": "secret", "tool_call_id": "call_0"},
+            {"role": "assistant", "content": "Done.", "weight": 1},
+        ]
+        (tool_call,) = row["messages"][2]["tool_calls"]
+        assert tool_call["id"] == "call_0"
+        assert json.loads(tool_call["function"]["arguments"]) == {"path": "a"}
+
+    def test_without_a_tokenizer_it_says_which_option_to_give(self, run, tmp_path):
+        assert "--tokenizer" in refused("export", run, "--out", tmp_path / "chat.jsonl")
+
+    def test_another_tokenizer_is_noticed(self, run, tmp_path):
+        byte_tokenizer(tmp_path / "model")
+        message = refused("export", run, "--out", tmp_path / "chat.jsonl", "--tokenizer", tmp_path / "model")
+        assert "<|im_start|>" in message
