@@ -1,0 +1,163 @@
+"""The gateway as a process, killed and started again, with an engine behind a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2 as httpx
+import msgspec
+import openai
+import pytest
+
+from qwengyre.engines.server import EngineServer
+from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
+from qwengyre.gateway.control_api import AddServer, ClosedExecution, OpenExecution
+from qwengyre.gateway.serve import Listening
+from qwengyre.testing.engines import ScriptedEngine, replies
+from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
+from qwengyre.trajectory.records import CallFinished, CallStarted, TokensSampled
+
+pytestmark = pytest.mark.integration
+MSGPACK = {"content-type": "application/msgpack"}
+TOKEN = b"engine-token"
+USER = {"role": "user", "content": "hi"}
+
+
+def ids(text: str) -> list[int]:
+    return byte_tokenizer().encode(text).ids
+
+
+class Process:
+    """A gateway process and its two sockets."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.config = GatewayProcessConfig(
+            model=str(write_byte_tokenizer(folder / "model")),
+            journal=str(folder / "gateway.journal"),
+            secret_file=str(folder / "secret"),
+            control_socket=str(folder / "c.sock"),
+            port=0,
+            harness_socket=str(folder / "h.sock"),
+            ready_file=str(folder / "ready.json"),
+            parent_pid=os.getpid(),
+            gateway=GatewayConfig(renderer={"name": "qwen3"}, max_context_tokens=100_000),
+        )
+        (folder / "gateway.json").write_bytes(msgspec.json.encode(self.config))
+
+    async def start(self) -> None:
+        ready = self.folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "qwengyre.gateway", "--config", str(self.folder / "gateway.json")]
+        with open(self.folder / "log", "ab") as log:
+            self.process = await asyncio.create_subprocess_exec(*command, stderr=log)
+        while not ready.exists():
+            assert self.process.returncode is None, (self.folder / "log").read_text()
+            await asyncio.sleep(0.05)
+        self.listening = msgspec.json.decode(ready.read_bytes(), type=Listening)
+
+    async def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        await self.process.wait()
+
+    async def control(self, path: str, body: object = None) -> bytes:
+        transport = httpx.AsyncHTTPTransport(uds=self.listening.control_socket)
+        async with httpx.AsyncClient(transport=transport, base_url="http://control") as http:
+            answer = await http.post(path, content=msgspec.msgpack.encode(body), headers=MSGPACK)
+            assert answer.status_code == 200, answer.content
+            return answer.content
+
+    async def serve_by(self, address: str, execution: str) -> None:
+        await self.control("/control/servers", AddServer(server="cell-0", address=address, token=TOKEN))
+        await self.control("/control/routes", {execution: "cell-0"})
+
+    async def close(self, execution: str) -> ClosedExecution:
+        return msgspec.msgpack.decode(await self.control(f"/control/executions/{execution}/close"), type=ClosedExecution)
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path) -> AsyncIterator[Process]:
+    process = Process(folder)
+    await process.start()
+    try:
+        yield process
+    finally:
+        if process.process.returncode is None:
+            process.process.terminate()
+        assert await process.process.wait() in (0, -signal.SIGKILL), (folder / "log").read_text()
+
+
+@contextlib.asynccontextmanager
+async def serving(engine: ScriptedEngine, folder: Path) -> AsyncIterator[str]:
+    server = EngineServer(engine, token=TOKEN)
+    address = await server.serve(f"unix:{folder / 'e.sock'}")
+    try:
+        yield address
+    finally:
+        await server.close()
+
+
+def ai(process: Process, key: str, **options: object) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(api_key=key, base_url=f"http://127.0.0.1:{process.listening.port}/v1", **options)
+
+
+async def open_execution(process: Process, execution: str) -> dict:
+    return msgspec.msgpack.decode(await process.control("/control/executions", OpenExecution(execution=execution)))
+
+
+def test_streams_over_tcp_and_gives_the_records(tmp_path):
+    async def scenario():
+        said = "<think>\nwell\n</think>\n\nHello there<|im_end|>"
+        engine = ScriptedEngine(replies([ids(said)]), max_context_tokens=100_000)
+        async with running(tmp_path) as process, serving(engine, tmp_path) as address:
+            opened = await open_execution(process, "e1")
+            await process.serve_by(address, "e1")
+            stream = await ai(process, opened["key"]).chat.completions.create(model="m", messages=[USER], stream=True)
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            assert text == "Hello there"
+            closed = await process.close("e1")
+            sampled = b"".join(event.token_ids for event in closed.events if isinstance(event, TokensSampled))
+            assert list(memoryview(sampled).cast("i")) == ids(said)
+            assert (await process.close("e1")) == closed
+
+    asyncio.run(scenario())
+
+
+def test_killed_gateway_continues_from_the_last_token(tmp_path):
+    async def scenario():
+        said = "one two three four five<|im_end|>"
+        engine = ScriptedEngine(replies([ids(said)]), max_context_tokens=100_000, held=True)
+        async with running(tmp_path) as process, serving(engine, tmp_path) as address:
+            opened = await open_execution(process, "e1")
+            await process.serve_by(address, "e1")
+            client = ai(process, opened["key"], max_retries=0)
+            stream = await client.chat.completions.create(model="m", messages=[USER], stream=True)
+            await engine.grant("e1/c0#1", 7)
+            text = ""
+            async for chunk in stream:
+                text += chunk.choices[0].delta.content or ""
+                if text == "one two":
+                    break
+            await process.kill()
+            await process.start()
+            await process.serve_by(address, "e1")
+            await engine.grant("e1/c1#1", 100)
+            answer = await ai(process, opened["key"]).chat.completions.create(model="m", messages=[USER])
+            assert answer.choices[0].message.content == "one two three four five"
+            assert engine.requests[-1].sampling.first_index == 7
+            closed = await process.close("e1")
+            starts = [event for event in closed.events if isinstance(event, CallStarted)]
+            ends = [event for event in closed.events if isinstance(event, CallFinished)]
+            assert starts[1].base == starts[0].call and starts[1].context_ids == b""
+            assert [(end.abandoned, end.num_sampled) for end in ends] == [(True, 7), (False, len(ids(said)) - 7)]
+            await process.kill()
+            await process.start()
+            assert (await process.close("e1")) == closed
+
+    asyncio.run(scenario())
