@@ -74,7 +74,7 @@ def _node(row: NodeRow, longest: int) -> str:
         f'<div class="node" data-level="{row.level}" style="margin-left:{min(row.level, 24) * 1.4:.1f}rem"><div class="head">{fold}'
         f'<span class="bar">{bar}</span><b>{escape(", ".join(role.value for role in row.roles))}</b>'
         f'<span class="what">{counts}{version} &middot; {escape(calls)} &middot; {escape(row.cause)} &middot; <code>{row.key}</code></span></div>'
-        f"<details><summary>{len(row.spans)} spans</summary>{_spans(row.spans)}</details></div>\n"
+        f"<details><summary>{len(row.spans)} span{'s' * (len(row.spans) > 1)}</summary>{_spans(row.spans)}</details></div>\n"
     )
 
 

@@ -178,11 +178,14 @@ BUILTIN: tuple[HarnessRules, ...] = (
     ),
     HarnessRules(
         name="qwengyre-harness",
-        detect=(Condition(header="x-qwengyre-agent"),),
-        agent_header="x-qwengyre-agent",
-        sub_agent=(Condition(header="x-qwengyre-agent", value=r"^sub"),),
-        summary=(Condition(header="x-qwengyre-purpose", value=r"^summary$"),),
-        side=(Condition(header="x-qwengyre-purpose", value=r"^side$"),),
+        detect=(Condition(marker="qwengyre-main"), Condition(marker="qwengyre-sub-agent")),
+        sub_agent=(Condition(marker="qwengyre-sub-agent"),),
+        summary=(Condition(marker="qwengyre-compact"),),
+        markers=(
+            Marker("qwengyre-main", "system", r"^You are a coding agent\. Work in the current folder with the tools\."),
+            Marker("qwengyre-sub-agent", "system", r"^You are a sub-agent\. Do this one piece of work with the tools,"),
+            Marker("qwengyre-compact", "last", r"^Your context is full\. Summarize what is done and what is left;"),
+        ),
     ),
 )
 """The harnesses whose traffic was recorded, and the reference harness. The first that is detected is applied."""
