@@ -87,7 +87,9 @@ def timeline(run: RunSeries) -> str:
             css, name = ROLES[part.role]
             hint = f"cell {cell}: {name} from {clock(part.start)} to {clock(part.end)} ({part.end - part.start:.1f} s)"
             parts.append(
-                svg.bar(rows.x(part.start), rows_top + index * (ROW + GAP), rows.x(part.end) - rows.x(part.start), ROW, css, hint)
+                svg.bar(
+                    (rows.x(part.start), rows_top + index * (ROW + GAP), rows.x(part.end) - rows.x(part.start), ROW), css, hint
+                )
             )
     parts += [svg.text(rows.x(t), rows.bottom + 14, clock(t), "tick", "middle") for t in svg.time_ticks(run.end_s, 10)]
     return svg.figure(WIDTH, rows.bottom + 24, parts, "Waterlevel and cell roles over time")
@@ -112,7 +114,7 @@ def time_by_role(run: RunSeries) -> str:
             if share <= 0:
                 continue
             hint = f"{name}: {role} {share:.1%}, {clock(spent[name][css])}"
-            parts.append(svg.bar(x + 1, y, share * width - 2, ROW, css, hint, 2))
+            parts.append(svg.bar((x + 1, y, share * width - 2, ROW), css, hint, 2))
             if share * width > 46:
                 parts.append(svg.text(x + share * width / 2, y + 17, f"{share:.0%}", "on-fill", "middle"))
             x += share * width

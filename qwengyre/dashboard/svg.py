@@ -9,6 +9,8 @@ from html import escape
 import msgspec
 
 Point = tuple[float, float]
+Box = tuple[float, float, float, float]
+"""x, y, width, height"""
 
 
 class Plot(msgspec.Struct, frozen=True):
@@ -69,7 +71,9 @@ def dot(plot: Plot, point: Point, css: str, hint: str, radius: float = 4.0) -> s
     return f'<circle class="dot {css}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}"><title>{escape(hint)}</title></circle>'
 
 
-def bar(x: float, y: float, width: float, height: float, css: str, hint: str, radius: float = 0.0) -> str:
+def bar(box: Box, css: str, hint: str, radius: float = 0.0) -> str:
+    """A filled rectangle with a tooltip."""
+    x, y, width, height = box
     corners = f' rx="{radius:g}"' if radius else ""
     return f'<rect class="fill {css}" x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{height:.1f}"{corners}><title>{escape(hint)}</title></rect>'
 
@@ -105,7 +109,9 @@ def legend(x: float, y: float, entries: Sequence[tuple[str, str, str]]) -> list[
     parts = []
     for css, kind, name in entries:
         swatch = (
-            f'<path class="line {css}" d="M{x:.1f} {y - 4:.1f} h18"/>' if kind == "line" else bar(x, y - 10, 18, 12, css, name, 2)
+            f'<path class="line {css}" d="M{x:.1f} {y - 4:.1f} h18"/>'
+            if kind == "line"
+            else bar((x, y - 10, 18, 12), css, name, 2)
         )
         parts += [swatch, text(x + 25, y, name, "label")]
         x += 25 + 7.0 * len(name) + 26

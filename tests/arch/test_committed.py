@@ -1,0 +1,69 @@
+"""What is committed works on any machine: no path of one, no host of a package registry, no data that nobody reads."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from tests.arch.source import ROOT, expect_none
+
+TEXT_SUFFIXES = frozenset(
+    {".py", ".md", ".toml", ".txt", ".sh", ".json", ".jsonl", ".yml", ".yaml", ".cfg", ".html", ".cpp", ".c", ".jinja", ""}
+)
+MAX_FILE_BYTES = 2_000_000
+
+
+def committed() -> list[str]:
+    done = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True)
+    return [name for name in done.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+FILES = committed()
+
+
+def lines_matching(pattern: str) -> list[str]:
+    compiled = re.compile(pattern)
+    found = []
+    for name in FILES:
+        if (ROOT / name).suffix in TEXT_SUFFIXES:
+            text = (ROOT / name).read_text(encoding="utf-8", errors="replace")
+            found += [
+                f"{name}:{number}: {line.strip()[:120]}"
+                for number, line in enumerate(text.splitlines(), 1)
+                if compiled.search(line)
+            ]
+    return found
+
+
+def test_there_are_files():
+    assert "pyproject.toml" in FILES
+
+
+@pytest.mark.parametrize("folder", ["work", "root", "home/[a-z]+"])
+def test_no_path_of_a_machine_is_committed(folder: str):
+    expect_none(lines_matching(rf"""(^|[\s"'`(=:])/{folder}/"""))
+
+
+def test_no_host_of_a_package_registry_is_named():
+    hosts = (
+        "py" + "pi.org",
+        "python" + "hosted",
+        "registry.npm" + "js",
+        "crates" + ".io",
+        "download.py" + "torch",
+        "proxy.go" + "lang",
+        "conda." + "anaconda",
+    )
+    expect_none(lines_matching("|".join(re.escape(host) for host in hosts)))
+
+
+def test_no_large_file_is_committed():
+    expect_none([name for name in FILES if (ROOT / name).stat().st_size > MAX_FILE_BYTES])
+
+
+def test_runs_and_caches_are_not_committed():
+    assert [
+        name for name in FILES if name.startswith(("runs/", ".cache/")) or "__pycache__" in name or name.endswith(".safetensors")
+    ] == []
