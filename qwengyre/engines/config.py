@@ -26,6 +26,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most prompt tokens that one iteration computes, so that decoding calls wait no longer than that."""
     stream_interval: int = 8
     """Tokens of one call that are sent together. Aborts, ends and publishes send what there is."""
+    kernels: Literal["auto", "native", "torch"] = "auto"
+    """`native`: C, built at first use, for small models on one thread. `auto`: native where it can be, else torch."""
     num_threads: int = 1
     """Threads of torch inside the engine."""
     command_deadline_s: float = 120.0

@@ -15,13 +15,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from qwengyre.core.errors import ContextOverflow, EngineUnavailable
+from qwengyre.core.errors import ConfigError, ContextOverflow, EngineUnavailable
 from qwengyre.engines.api import FinishReason, GenerateRequest, Sampling, TokenChunk
 from qwengyre.engines.config import EngineConfig
-from qwengyre.engines.forward import STRIDE, Forward, Pass, Piece
-from qwengyre.engines.kv import KVMemory, PrefixCache, anonymous
+from qwengyre.engines.kv import KVMemory, PrefixCache
 from qwengyre.engines.model import EngineWeights, ModelSpec
-from qwengyre.engines.sampler import DRAWS, sample, uniforms
+from qwengyre.engines.native import forward as native
+from qwengyre.engines.passes import Forward, Pass
+from qwengyre.engines.sampler import DRAWS, uniforms
+from qwengyre.engines.torch_forward import TorchForward
+
+NATIVE_HIDDEN = 512
+"""Wider models are served by torch, whose matrix products use all threads and caches better."""
 
 
 @dataclass(slots=True)
@@ -70,30 +75,21 @@ class EngineCore:
 
     def __init__(self, spec: ModelSpec, config: EngineConfig, *, version: int):
         self.spec, self.config, self.version = spec, config, version
-        num_positions = -(-(config.max_context_tokens + 1) // STRIDE) * STRIDE
-        self.scratch = num_positions - 1
         self.weights = EngineWeights(spec)
         self.memory = KVMemory(
             spec,
             num_rows=config.max_running,
-            num_positions=num_positions,
+            num_positions=config.max_context_tokens,
             num_blocks=config.kv_blocks,
             block_size=config.block_size,
         )
-        mask = anonymous(config.max_running, num_positions)
-        self._mask_RP = mask.numpy()
-        self._mask_RP[:] = -np.inf
-        self._mask_RP[:, 0] = 0.0
+        self.forward = make_forward(config, self.weights, self.memory)
         self.cache = PrefixCache(config.kv_blocks, config.block_size)
-        self.forward = Forward(self.weights, self.memory, mask)
         self.counts = Counts()
         self.waiting: deque[Call] = deque()
         self.rows: list[Call | None] = [None] * config.max_running
         self._calls: dict[str, Call] = {}
         self._chunks: list[TokenChunk] = []
-        self._token_R = np.zeros(config.max_running, np.int64)
-        self._position_R = np.full(config.max_running, self.scratch, np.int64)
-        self._row_R = np.arange(config.max_running, dtype=np.int64)
 
     @property
     def num_running(self) -> int:
@@ -122,12 +118,18 @@ class EngineCore:
     def iterate(self) -> list[TokenChunk]:
         """Compute one pass and return what is to be sent."""
         self._admit()
-        batch, sampling = self._plan()
-        if batch is not None:
-            with torch.inference_mode():
-                logits = self.forward(batch)
-                tokens, logprobs = sample(logits, *self._draws(batch, sampling))
-            self._commit(batch, sampling, tokens, logprobs)
+        decoding, pieces = self._plan()
+        if decoding or pieces:
+            ending = [call for call, start, length in pieces if start + length == call.size]
+            tokens, logprobs = self.forward(_make_pass(decoding, pieces))
+            for call in decoding:
+                call.computed += 1
+            for call, start, length in pieces:
+                self._count_piece(call, start, length)
+            for call in ending:
+                self._remember(call)
+            for call, token, logprob in zip(decoding + ending, tokens, logprobs, strict=True):
+                self._append(call, token, logprob)
         return self.take_chunks()
 
     def abort(self, request_ids: list[str]) -> None:
@@ -151,10 +153,15 @@ class EngineCore:
         chunks, self._chunks = self._chunks, []
         return chunks
 
+    def set_weights(self, parameters: Mapping[str, np.ndarray]) -> None:
+        """Fill the weights of an engine that has no calls yet."""
+        self.weights.load(parameters)
+        self.forward.refresh()
+
     def load_weights(self, parameters: Mapping[str, np.ndarray], version: int) -> None:
         """Go on under other weights: running calls compute their keys and values again, chunks never span the change."""
         self.flush()
-        self.weights.load(parameters)
+        self.set_weights(parameters)
         self.version = version
         self.cache.clear()
         running = [call for call in self.rows if call is not None]
@@ -176,79 +183,31 @@ class EngineCore:
             if call.size == call.num_prompt and not call.recompute:
                 call.cached = num_cached
                 self.counts.tokens_cached += num_cached
-            if call.size - call.computed == 1:
-                self._start_decoding(call)
-
-    def _start_decoding(self, call: Call) -> None:
-        self._mask_RP[call.row, : call.size] = 0.0
-        self._token_R[call.row] = call.tokens[call.size - 1]
-        self._position_R[call.row] = call.size - 1
 
     def _leave_row(self, call: Call) -> None:
         self.rows[call.row] = None
-        self._position_R[call.row] = self.scratch
-        self._mask_RP[call.row, 1:] = -np.inf
         call.row, call.computed = -1, 0
 
-    def _plan(self) -> tuple[Pass | None, list[Call]]:
-        """The next pass, and the calls that get a token from it: decoding ones by row, then those whose prompt ends."""
-        position_R = self._position_R
-        decoding = [call for call in self.rows if call is not None and position_R[call.row] != self.scratch]
-        size = decoding[-1].row + 1 if decoding else 0
-        reach = -(-max((call.size for call in decoding), default=0) // STRIDE) * STRIDE
-        pieces = self._plan_pieces()
-        if not size and not pieces:
-            return None, []
-        token_parts, position_parts, row_parts = [self._token_R[:size]], [position_R[:size]], [self._row_R[:size]]
-        for call, piece in pieces:
-            end = piece.start + piece.length
-            token_parts.append(call.tokens[piece.start : end])
-            position_parts.append(np.arange(piece.start, end))
-            row_parts.append(np.full(piece.length, piece.row))
-        joined = [np.concatenate(parts) if pieces else parts[0] for parts in (token_parts, position_parts, row_parts)]
-        batch = Pass(*(torch.from_numpy(part) for part in joined), num_decoding=size, reach=reach)
-        batch.pieces = [piece for _, piece in pieces]
-        return batch, decoding + [call for call, _ in pieces]
-
-    def _plan_pieces(self) -> list[tuple[Call, Piece]]:
-        budget, pieces = self.config.prefill_chunk, []
+    def _plan(self) -> tuple[list[Call], list[tuple[Call, int, int]]]:
+        """Calls that decode, and the pieces (call, start, length) of prompts that fit into this pass."""
+        decoding, pieces, budget = [], [], self.config.prefill_chunk
         for call in self.rows:
-            if call is None or self._position_R[call.row] != self.scratch:
+            if call is None:
                 continue
-            length = min(budget, call.size - call.computed)
-            if length == 0:
-                break
-            pieces.append((call, Piece(call.row, call.computed, length)))
-            budget -= length
-        return pieces
+            missing = call.size - call.computed
+            if missing == 1:
+                decoding.append(call)
+            elif budget:
+                length = min(budget, missing)
+                pieces.append((call, call.computed, length))
+                budget -= length
+        return decoding, pieces
 
-    def _draws(self, batch: Pass, calls: list[Call]) -> tuple[list[float], list[float]]:
-        """Temperature and random number of every row of logits; rows that nobody wants get any."""
-        num_rows = batch.num_decoding + len(batch.pieces)
-        temperatures, draws = [1.0] * num_rows, [0.0] * num_rows
-        for at, call in zip(_logit_rows(batch, calls), calls, strict=True):
-            temperatures[at], draws[at] = call.sampling.temperature, call.draw()
-        return temperatures, draws
-
-    def _commit(self, batch: Pass, calls: list[Call], tokens: list[int], logprobs: list[float]) -> None:
-        num_decoding = len(calls) - len(batch.pieces)
-        for index, (at, call) in enumerate(zip(_logit_rows(batch, calls), calls, strict=True)):
-            if index >= num_decoding:
-                self._count_piece(call, batch.pieces[index - num_decoding])
-                if call.computed < call.size:
-                    continue
-                self._remember(call)
-            else:
-                call.computed += 1
-            self._append(call, tokens[at], logprobs[at])
-            if index >= num_decoding and call.row >= 0:
-                self._start_decoding(call)
-
-    def _count_piece(self, call: Call, piece: Piece) -> None:
-        again = max(0, min(piece.start + piece.length, call.recompute) - piece.start)
+    def _count_piece(self, call: Call, start: int, length: int) -> None:
+        again = max(0, min(start + length, call.recompute) - start)
         self.counts.tokens_recomputed_at_publish += again
-        self.counts.tokens_prefilled += piece.length - again
-        call.computed += piece.length
+        self.counts.tokens_prefilled += length - again
+        call.computed += length
 
     def _append(self, call: Call, token: int, logprob: float) -> None:
         call.tokens[call.size] = token
@@ -259,13 +218,8 @@ class EngineCore:
             self._end(call, "stop")
         elif size == call.last_size:
             self._end(call, "length")
-        else:
-            row = call.row
-            self._token_R[row] = token
-            self._position_R[row] = size - 1
-            self._mask_RP[row, size - 1] = 0.0
-            if len(call.logprobs) >= self.config.stream_interval:
-                self._send(call, None)
+        elif len(call.logprobs) >= self.config.stream_interval:
+            self._send(call, None)
 
     def _send(self, call: Call, reason: FinishReason | None) -> None:
         start = call.num_prompt + call.sent
@@ -289,8 +243,33 @@ class EngineCore:
             self.memory.save(call.row, placed, call.computed)
 
 
-def _logit_rows(batch: Pass, calls: list[Call]) -> list[int]:
-    """Row of logits of each call: a decoding call has its own row, pieces follow the last one."""
-    num_decoding = len(calls) - len(batch.pieces)
-    tail = range(batch.num_decoding, batch.num_decoding + len(batch.pieces))
-    return [call.row for call in calls[:num_decoding]] + list(tail)
+def make_forward(config: EngineConfig, weights: EngineWeights, memory: KVMemory) -> Forward:
+    """The kernels of the config. Raises ConfigError when native ones are demanded and cannot be had."""
+    can_be_native = native.is_supported(weights.spec)
+    if config.kernels == "native" and not can_be_native:
+        raise ConfigError("no C compiler, or a model shape that the kernels lack; use 'auto' or 'torch'", key="engine.kernels")
+    is_small = weights.spec.hidden <= NATIVE_HIDDEN and config.num_threads == 1
+    if config.kernels == "native" or (config.kernels == "auto" and can_be_native and is_small):
+        return native.NativeForward(weights, memory)
+    return TorchForward(weights, memory)
+
+
+def _make_pass(decoding: list[Call], pieces: list[tuple[Call, int, int]]) -> Pass:
+    token_ids = [call.tokens[call.size - 1] for call in decoding]
+    positions = [call.size - 1 for call in decoding]
+    row_of = [call.row for call in decoding]
+    wanted, calls = list(range(len(decoding))), list(decoding)
+    for call, start, length in pieces:
+        token_ids += call.tokens[start : start + length].tolist()
+        positions += range(start, start + length)
+        row_of += [call.row] * length
+        if start + length == call.size:
+            wanted.append(len(token_ids) - 1)
+            calls.append(call)
+    return Pass(
+        *(np.array(values, np.int64) for values in (token_ids, positions, row_of, wanted)),
+        temperatures=[call.sampling.temperature for call in calls],
+        draws=[call.draw() for call in calls],
+        num_decoding=len(decoding),
+        pieces=[(call.row, start, length) for call, start, length in pieces],
+    )

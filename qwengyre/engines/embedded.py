@@ -58,7 +58,7 @@ class EmbeddedEngine:
         self._paused = self._closed = False
         if not start_offloaded:
             self._core = EngineCore(self.spec, config, version=0)
-            self._core.weights.load(read_weights(model_dir))
+            self._core.set_weights(read_weights(model_dir))
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -250,7 +250,7 @@ class EmbeddedEngine:
             return
         parameters = self._carrier.read(snapshot)
         core = EngineCore(self.spec, self.config, version=version)
-        core.weights.load(parameters)
+        core.set_weights(parameters)
         self._core = core
 
     def _need_core(self) -> EngineCore:

@@ -45,7 +45,7 @@ def make_core(model_dir: Path, **settings: int) -> EngineCore:
         EngineConfig(**{"max_running": 4, "max_context_tokens": 300, "prefill_chunk": 50} | settings),
         version=0,
     )
-    core.weights.load(read_weights(model_dir))
+    core.set_weights(read_weights(model_dir))
     return core
 
 
