@@ -14,7 +14,7 @@ from qwengyre.core.errors import ContextOverflow, EngineUnavailable, QwenGyreErr
 from qwengyre.gateway.answer_log import Reader
 from qwengyre.gateway.body import ClientGone, read_body
 from qwengyre.gateway.call import LiveCall
-from qwengyre.gateway.dialects import BY_PATH, DEFAULT, DIALECTS, Dialect
+from qwengyre.gateway.dialects import BY_PATH, COUNT_TOKENS, DEFAULT, DIALECTS, Dialect
 from qwengyre.gateway.gateway import Execution, Gateway
 from qwengyre.gateway.protocol.request import InvalidRequest, ModelRequest
 
@@ -39,7 +39,7 @@ class HarnessApp:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         parts = _PATH.match(scope["path"])
         rest = parts["rest"].strip("/") if parts else ""
-        dialect = BY_PATH.get(rest, _dialect_of(headers))
+        dialect = BY_PATH.get(rest.removesuffix("/count_tokens"), _dialect_of(headers))
         try:
             await self._route(scope, receive, send, headers=headers, token=parts["token"] if parts else None, rest=rest)
         except InvalidRequest as error:
@@ -71,14 +71,17 @@ class HarnessApp:
         if rest == "models" or rest.startswith("models/"):
             await _respond(send, 200, _models(execution.session.opened.model))
             return
-        asks_for = BY_PATH.get(rest)
-        if asks_for is None:
+        asks_for = BY_PATH.get(rest.removesuffix("/count_tokens"))
+        if asks_for is None or (rest not in BY_PATH and rest != COUNT_TOKENS):
             known = ", ".join(f"/v1/{dialect.path}" for dialect in DIALECTS)
             raise InvalidRequest(f"there is nothing at {scope['path'][:200]!r}; there is {known} and /v1/models", status=404)
         if method != "POST":
             raise InvalidRequest(f"{method} is not allowed here: POST", status=405)
         body = await read_body(receive, headers, self._gateway.config)
         request = asks_for.module.parse(body, execution.session.items)
+        if rest == COUNT_TOKENS:
+            await _respond(send, 200, asks_for.module.count(execution.session.count(request)))
+            return
         call, reader = await self._gateway.call(execution, request, headers)
         await self._answer(asks_for, request, call, reader, receive=receive, send=send)
 

@@ -176,7 +176,7 @@ class LiveCall:
                 await self._generate(await self._wait_for_server(route), route)
         except QwenGyreError as error:
             self._fail(error)
-        except Exception:
+        except Exception:  # the outermost frame of a call: one broken call must not end the others
             log.exception("call_broke", extra={"call": self.tokens.id})
             self._fail(QwenGyreError("the gateway failed on this call; its log says why"))
 

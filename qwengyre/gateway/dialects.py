@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 from typing import Final
 
 import msgspec
 
-from qwengyre.gateway.protocol import chat
+from qwengyre.gateway.protocol import chat, messages, responses
 
 KINDS: Final = {
     400: "invalid_request_error",
@@ -36,8 +35,11 @@ class Dialect(msgspec.Struct, frozen=True):
         return msgspec.json.encode(payload)
 
 
-DIALECTS: Final = (Dialect(name="chat", module=chat, path="chat/completions"),)
+DIALECTS: Final = (
+    Dialect(name="chat", module=chat, path="chat/completions"),
+    Dialect(name="messages", module=messages, path="messages"),
+    Dialect(name="responses", module=responses, path="responses"),
+)
 BY_PATH: Final[dict[str, Dialect]] = {dialect.path: dialect for dialect in DIALECTS}
 DEFAULT: Final = DIALECTS[0]
-
-Now = Callable[[], float]
+COUNT_TOKENS: Final = "messages/count_tokens"

@@ -64,6 +64,14 @@ class Session:
             raise ContextOverflow(num_tokens=placement.num_prompt, max_tokens=self.opened.max_context_tokens)
         return placement
 
+    def count(self, request: ModelRequest) -> int:
+        """Tokens of the prompt that this request would be, without asking it."""
+        matched = self.index.match(self.root(request), request.turns)
+        if matched.earlier:
+            call = self.rows[self.rows.number(matched.earlier[0])]
+            return call.num_prompt - call.asked.first_index
+        return self._anew(request, matched).num_prompt
+
     def ask(self, request: ModelRequest, placement: Placement, headers: Mapping[str, str], at: float) -> Asked:
         """Make the record of a placed request and remember its context."""
         asked = Asked(

@@ -104,9 +104,7 @@ def test_calls_wait_for_a_route_and_move_in_mid_answer(bench):
             while live.tokens.num_sampled < 5:
                 await asyncio.sleep(0)
             async with bench.control() as control:
-                moved = await control.post(
-                    "/control/move", json={"source": "cell-0", "moves": {"e000001-0": "cell-1"}}
-                )
+                moved = await control.post("/control/move", json={"source": "cell-0", "moves": {"e000001-0": "cell-1"}})
             assert moved.json()["calls_moved"] == 1
             answer = await asking
             assert answer.choices[0].message.content == "one two three four"

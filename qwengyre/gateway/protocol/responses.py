@@ -1,0 +1,220 @@
+"""OpenAI Responses: the way out. The way in is `responses_request`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from qwengyre.gateway.protocol import sse
+from qwengyre.gateway.protocol.chat import error
+from qwengyre.gateway.protocol.deltas import Delta, Ending, ReasoningDelta, TextDelta, ToolArguments, ToolStart, Usage
+from qwengyre.gateway.protocol.request import ModelRequest, Tools
+from qwengyre.gateway.protocol.responses_request import ToolKind, parse
+from qwengyre.trajectory.match import ToolUse, Turn
+
+FUNCTION = ToolKind()
+
+
+def usage(counted: Usage) -> dict:
+    return {
+        "input_tokens": counted.prompt,
+        "input_tokens_details": {"cached_tokens": counted.cached},
+        "output_tokens": counted.completion,
+        "output_tokens_details": {"reasoning_tokens": counted.reasoning},
+        "total_tokens": counted.prompt + counted.completion,
+    }
+
+
+def _response(request: ModelRequest, answer_id: str, created: int) -> dict[str, Any]:
+    return {
+        "id": f"resp_{answer_id}",
+        "object": "response",
+        "created_at": created,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": None,
+    }
+
+
+def _ended(response: dict, output: list[dict], ending: Ending) -> dict:
+    is_cut = ending.reason == "length"
+    return {
+        **response,
+        "status": "incomplete" if is_cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "output": output,
+        "usage": usage(ending.usage),
+    }
+
+
+def _reasoning_item(item_id: str, text: str) -> dict:
+    content = [{"type": "reasoning_text", "text": text}] if text else []
+    return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "encrypted_content": None}
+
+
+def _message_item(item_id: str, text: str | None, status: str) -> dict:
+    content = [] if text is None else [_part(text)]
+    return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+def _part(text: str) -> dict:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _call_item(item_id: str, use: ToolUse, kind: ToolKind, status: str) -> dict:
+    item = {"id": item_id, "type": kind.type, "status": status, "call_id": use.id, "name": use.name}
+    if kind.type == "custom_tool_call":
+        item["input"] = _custom_input(use.arguments)
+    else:
+        item["arguments"] = use.arguments
+    if kind.namespace is not None:
+        item["namespace"] = kind.namespace
+    return item
+
+
+def _custom_input(arguments: str) -> str:
+    """What a custom tool gets: its one text argument, or everything that the model wrote."""
+    try:
+        parsed = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return arguments
+    text = parsed.get("input") if isinstance(parsed, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+class Stream:
+    """Deltas to server-sent events: one output item is open at a time."""
+
+    def __init__(self, request: ModelRequest, answer_id: str, *, created: int, prompt_tokens: int):
+        self._response = _response(request, answer_id, created)
+        self._answer_id, self._tools = answer_id, request.tools
+        self._output: list[dict] = []
+        self._open: str | None = None
+        self._item_id = ""
+        self._text: list[str] = []
+        self._use: ToolUse | None = None
+        self._sequence = -1
+
+    def start(self) -> bytes:
+        return self._event("response.created", response=self._response) + self.keep_alive()
+
+    def deltas(self, deltas: Sequence[Delta]) -> bytes:
+        return b"".join(self._delta(delta) for delta in sse.merged(deltas))
+
+    def keep_alive(self) -> bytes:
+        return self._event("response.in_progress", response=self._response)
+
+    def end(self, ending: Ending) -> bytes:
+        out = self._close()
+        whole = _ended(self._response, self._output, ending)
+        return out + self._event(f"response.{whole['status']}", response=whole)
+
+    def fail(self, message: str) -> bytes:
+        failed = {**self._response, "status": "failed", "error": {"code": "server_error", "message": message}}
+        return self._event("response.failed", response=failed)
+
+    def _delta(self, delta: Delta) -> bytes:
+        match delta:
+            case TextDelta():
+                return self._begin_message() + self._say("response.output_text.delta", delta.text, content_index=0, logprobs=[])
+            case ReasoningDelta():
+                return self._begin_reasoning() + self._say("response.reasoning_text.delta", delta.text, content_index=0)
+            case ToolStart():
+                return self._begin_call(delta)
+            case ToolArguments():
+                if self._kind().type == "custom_tool_call":
+                    self._text.append(delta.text)
+                    return b""
+                return self._say("response.function_call_arguments.delta", delta.text)
+
+    def _begin_message(self) -> bytes:
+        if self._open == "message":
+            return b""
+        out = self._begin("message", "msg", lambda item_id: _message_item(item_id, None, "in_progress"))
+        return out + self._about("response.content_part.added", content_index=0, part=_part(""))
+
+    def _begin_reasoning(self) -> bytes:
+        if self._open == "reasoning":
+            return b""
+        return self._begin("reasoning", "rs", lambda item_id: _reasoning_item(item_id, ""))
+
+    def _begin_call(self, start: ToolStart) -> bytes:
+        out = self._close()
+        self._use = ToolUse(id=start.id, name=start.name, arguments="")
+        return out + self._begin("call", "fc", lambda item_id: _call_item(item_id, self._use, self._kind(), "in_progress"))
+
+    def _begin(self, kind: str, prefix: str, item: Any) -> bytes:
+        out = self._close()
+        self._open, self._text = kind, []
+        self._item_id = f"{prefix}_{self._answer_id}_{len(self._output)}"
+        index = len(self._output)
+        return out + self._event("response.output_item.added", output_index=index, item=item(self._item_id))
+
+    def _close(self) -> bytes:
+        kind, self._open = self._open, None
+        if kind is None:
+            return b""
+        text = "".join(self._text)
+        match kind:
+            case "message":
+                item = _message_item(self._item_id, text, "completed")
+                out = self._about("response.output_text.done", content_index=0, text=text, logprobs=[])
+                out += self._about("response.content_part.done", content_index=0, part=_part(text))
+            case "reasoning":
+                item = _reasoning_item(self._item_id, text)
+                out = self._about("response.reasoning_text.done", content_index=0, text=text)
+            case _:
+                use = ToolUse(id=self._use.id, name=self._use.name, arguments=text or "{}")
+                item = _call_item(self._item_id, use, self._kind(), "completed")
+                out = self._call_done(use)
+        out += self._event("response.output_item.done", output_index=len(self._output), item=item)
+        self._output.append(item)
+        return out
+
+    def _call_done(self, use: ToolUse) -> bytes:
+        if self._kind().type == "custom_tool_call":
+            text = _custom_input(use.arguments)
+            out = self._about("response.custom_tool_call_input.delta", delta=text)
+            return out + self._about("response.custom_tool_call_input.done", input=text)
+        return self._about("response.function_call_arguments.done", arguments=use.arguments)
+
+    def _kind(self) -> ToolKind:
+        return _kind(self._tools, self._use.name)
+
+    def _say(self, kind: str, text: str, **fields: object) -> bytes:
+        self._text.append(text)
+        return self._about(kind, delta=text, **fields)
+
+    def _about(self, kind: str, **fields: object) -> bytes:
+        return self._event(kind, item_id=self._item_id, output_index=len(self._output), **fields)
+
+    def _event(self, kind: str, **fields: object) -> bytes:
+        self._sequence += 1
+        return sse.event(kind, {"type": kind, "sequence_number": self._sequence, **fields})
+
+
+def body(request: ModelRequest, answer_id: str, turn: Turn, ending: Ending, *, created: int) -> bytes:
+    """The whole answer, not streamed."""
+    output: list[dict] = []
+    if turn.reasoning:
+        output.append(_reasoning_item(f"rs_{answer_id}_0", turn.reasoning))
+    if turn.text or not turn.tool_uses:
+        output.append(_message_item(f"msg_{answer_id}_{len(output)}", turn.text, "completed"))
+    for use in turn.tool_uses:
+        output.append(_call_item(f"fc_{answer_id}_{len(output)}", use, _kind(request.tools, use.name), "completed"))
+    return sse.encode(_ended(_response(request, answer_id, created), output, ending))
+
+
+def _kind(tools: Tools, name: str) -> ToolKind:
+    return tools.names.get(name, FUNCTION)
+
+
+__all__ = ["Stream", "body", "error", "parse"]
