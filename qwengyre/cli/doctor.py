@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 import typer
 
-from qwengyre.core.errors import ConfigError
+from qwengyre.core.errors import ConfigError, SandboxError
 
 Verdict = Literal["ok", "note", "missing"]
 NEEDED: Final = ("torch", "transformers", "tokenizers", "renderers", "safetensors", "msgspec", "starlette", "uvicorn", "httpx")
@@ -61,13 +61,20 @@ def packages() -> list[Finding]:
     return findings
 
 
-def isolation(bwrap: str | None = None) -> list[Finding]:
-    """Whether harnesses can be isolated."""
-    found = bwrap or shutil.which("bwrap")
-    if found:
-        return [Finding("bubblewrap", "ok", found)]
+def isolation() -> list[Finding]:
+    """Whether harnesses can be isolated: a sandbox is started."""
+    from qwengyre.sandbox.config import HarnessConfig
+    from qwengyre.sandbox.preflight import check_harness
+
+    found = shutil.which("bwrap")
     todo = 'install the package `bubblewrap`, or set harness.isolation = "none" for harnesses that you trust'
-    return [Finding("bubblewrap", "missing", "not found", todo)]
+    if found is None:
+        return [Finding("bubblewrap", "missing", "not found", todo)]
+    try:
+        check_harness(HarnessConfig(command=("bash",)))
+    except SandboxError as error:
+        return [Finding("bubblewrap", "missing", f"{found} cannot make a sandbox", str(error))]
+    return [Finding("bubblewrap", "ok", f"{found}, a sandbox starts")]
 
 
 def cores() -> list[Finding]:
