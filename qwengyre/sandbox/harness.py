@@ -112,6 +112,7 @@ def harness_environment(host: SandboxHost, gateway: Gateway, spec: ExecutionSpec
         raise SandboxError('isolation = "none" needs the gateway on a TCP port')
     base = (f"http://127.0.0.1:{RELAY_PORT}" if host.isolated else gateway.url.rstrip("/")) + spec.base_path
     address = {
+        "PWD": WORKSPACE if host.isolated else str(files.workspace),
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_BASE": f"{base}/v1",
         "OPENAI_API_KEY": spec.key,

@@ -136,7 +136,8 @@ def _system(view: View) -> list[str]:
             arguments += ["--ro-bind", path, path]
     for name in ("passwd", "group", "hosts", "nsswitch.conf"):
         arguments += ["--ro-bind", f"{view.etc}/{name}", f"/etc/{name}"]
-    arguments += ["--proc", "/proc", "--dev", "/dev", "--size", scratch, "--tmpfs", "/dev/shm"]
+    # Read-only: run by root, a program here has root's user id, to which /proc/sys/kernel of the host would be writable.
+    arguments += ["--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev", "--size", scratch, "--tmpfs", "/dev/shm"]
     arguments += ["--size", scratch, "--tmpfs", "/tmp", "--dir", HOME]
     for path in outermost(view.readable):
         arguments += ["--ro-bind", path, path]

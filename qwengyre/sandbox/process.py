@@ -16,12 +16,21 @@ KILL_GRACE_S = 5.0
 
 
 class Process:
-    """A started program. Owned by one task; `kill` or an awaited end must come before it is dropped."""
+    """A started program, made inside a running event loop. `kill`, or an awaited end, must come before it is dropped."""
 
     def __init__(self, popen: subprocess.Popen, *, in_pid_namespace: bool):
         self._popen = popen
         self._in_pid_namespace = in_pid_namespace
         self._pidfd = os.pidfd_open(popen.pid)
+        self._loop = asyncio.get_running_loop()
+        self._exited: asyncio.Future[int] = self._loop.create_future()
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    def _reap(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        code = self._popen.wait()
+        self._exited.set_result(code if code >= 0 else 128 - code)
 
     @property
     def pid(self) -> int:
@@ -44,20 +53,15 @@ class Process:
 
     async def wait(self, timeout_s: float | None = None) -> int | None:
         """Exit code, 128 + signal when killed; None at the timeout. Under bwrap every process of the sandbox has ended then."""
-        if self._pidfd >= 0:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await wait_readable(self._pidfd)
-            except TimeoutError:
-                return None
-            os.close(self._pidfd)
-            self._pidfd = -1
-        code = self._popen.wait()
-        return code if code >= 0 else 128 - code
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._exited)
+        except TimeoutError:
+            return None
 
     async def kill(self) -> int:
         """Kill everything in the sandbox and wait until it is gone; safe to call at any time, also when cancelled."""
-        if self._pidfd >= 0:
+        if not self._exited.done():
             self._send_kill()
         return await asyncio.shield(asyncio.ensure_future(self._ended()))
 

@@ -1,0 +1,135 @@
+"""A task, a gateway and a harness that runs whatever Python its instruction is: for tests of the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qwengyre.core.records import Outcome
+from qwengyre.sandbox.config import HarnessConfig, LimitsConfig
+from qwengyre.sandbox.harness import ExecutionSpec, Gateway
+from qwengyre.sandbox.launcher import Launcher
+from qwengyre.sandbox.task import Task, load_task
+
+PROBE = "qwengyre_probe_harness"
+SECRET = "key-3f9a1c-of-this-execution"
+SCORE_HELLO = 'if [ -f hello ]; then echo 0.75 > "$VERIFIER_DIR/reward.txt"; else echo 0 > "$VERIFIER_DIR/reward.txt"; fi\n'
+
+
+def report(code: str) -> str:
+    """Python for the probe that sets `found` and leaves it where the test finds it; exits with 3, so that the workspace is kept."""
+    return f"{textwrap.dedent(code)}\nimport json, sys\njson.dump(found, open('found.json', 'w'))\nsys.exit(3)\n"
+
+
+class Kit:
+    """Everything around one launcher, in the folder of one test."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.modules = folder / "modules"
+        self.modules.mkdir()
+        probe = "import os, sys\nif __name__ == '__main__':\n    exec(sys.argv[1])\n    sys.stdout.flush()\n"
+        (self.modules / f"{PROBE}.py").write_text(probe)
+        self.requests: list[bytes] = []
+
+    def task(self, instruction: str, test_sh: str = SCORE_HELLO, *, toml: str = "", files: dict[str, str] | None = None) -> Task:
+        folder = self.folder / "tasks" / "hello"
+        for path, text in {
+            "task.toml": f'version = "1.0"\n[agent]\ntimeout_sec = 60\n[verifier]\ntimeout_sec = 60\n{toml}',
+            "instruction.md": instruction,
+            "tests/test.sh": test_sh,
+            "environment/data.txt": "data\n",
+            **(files or {}),
+        }.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text)
+        return load_task(folder)
+
+    def config(self, start: str = "cold", **settings: Any) -> HarnessConfig:
+        limits = LimitsConfig(**settings.pop("limits", {}))
+        return msgspec.structs.replace(
+            HarnessConfig(
+                command=("python3", "-m", PROBE, "{instruction}"),
+                env={"PYTHONPATH": str(self.modules)},
+                warm_start=start == "warm",
+                limits=limits,
+            ),
+            **settings,
+        )
+
+    async def with_launcher(self, config: HarnessConfig, use: Callable[[Launcher], Awaitable[Any]]) -> Any:
+        """Serve a gateway that echoes request bodies, open a launcher, and use it."""
+        socket = self.folder / "gateway.sock"
+        socket.unlink(missing_ok=True)
+        over_unix = await asyncio.start_unix_server(self._answer, str(socket), limit=2**24)
+        over_tcp = await asyncio.start_server(self._answer, "127.0.0.1", 0, limit=2**24)
+        url = f"http://127.0.0.1:{over_tcp.sockets[0].getsockname()[1]}"
+        gateway = Gateway(str(socket), url)
+        async with over_unix, over_tcp:
+            async with Launcher(config, gateway, work=self.folder / "work", failed=self.folder / "failed") as launcher:
+                return await use(launcher)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            self.requests.append(head)
+            length = next(
+                (int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")), 0
+            )
+            body = await reader.readexactly(length)
+            writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    def run(self, task: Task, config: HarnessConfig | None = None, *, num_calls: int = 1, name: str = "e000001-0") -> Outcome:
+        """Run one execution and return how it ended."""
+
+        async def use(launcher: Launcher) -> Outcome:
+            return await launcher.run_execution(spec(task, name), calls(num_calls))
+
+        return asyncio.run(self.with_launcher(config or self.config(), use))
+
+    def found(self, code: str, config: HarnessConfig) -> Any:
+        """What the probe reports from inside a sandbox."""
+        outcome = self.run(self.task(report(code)), config)
+        place = self.folder / "failed" / "e000001-0.0" / "workspace" / "found.json"
+        assert place.exists(), outcome.detail
+        return json.loads(place.read_text())
+
+
+def spec(task: Task, name: str = "e000001-0") -> ExecutionSpec:
+    return ExecutionSpec(name, task, SECRET, base_path="/x/1")
+
+
+def calls(number: int) -> Callable[[], Awaitable[int]]:
+    async def num_calls() -> int:
+        return number
+
+    return num_calls
+
+
+def processes_with(marker: str) -> list[str]:
+    """Command lines of this machine's processes that hold `marker`, this process aside."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if marker in line and "pytest" not in line:
+                found.append(line)
+    return found
+
+
+PYTHON = sys.executable
