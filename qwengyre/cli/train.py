@@ -9,7 +9,7 @@ import typer
 
 from qwengyre.config.dump import dump_toml
 from qwengyre.config.run import load_run
-from qwengyre.core.errors import ConfigError
+from qwengyre.core.errors import ConfigError, QwenGyreError
 from qwengyre.telemetry.folder import RunFolder
 
 
@@ -40,4 +40,9 @@ def train(
 
     from qwengyre.runtime.train import train as run  # imports the runtime, only once the input is known to be good
 
-    run(config, folder, resume=resume is not None)
+    try:
+        run(config, folder, resume=resume is not None)
+    except QwenGyreError:
+        if not folder.has_begun:
+            folder.remove()
+        raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ class RunFolder:
     journal/                controller.log, gateway.log: the durable truth; trained.log: what each step trained, for the audit
     metrics.jsonl           one record a line (telemetry/records.py)
     tensorboard/            the same numbers as event files
+    policy/                 tokenizer of the policy, to turn ids into text
     checkpoints/            weights and optimizer, with the journal position
     snapshots/              weights of every version, for the audit of log-probs
     workspaces/             workspaces of failed executions
@@ -33,12 +35,22 @@ class RunFolder:
         self.trained_journal = self.journal / "trained.log"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
+        self.policy = self.path / "policy"
         self.checkpoints = self.path / "checkpoints"
         self.snapshots = self.path / "snapshots"
         self.workspaces = self.path / "workspaces"
         self.logs = self.path / "logs"
         self.summary = self.path / "summary.json"
         self.report = self.path / "report.html"
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything happened that could be resumed."""
+        return self.controller_journal.exists()
+
+    def remove(self) -> None:
+        """For a run that was refused before it began."""
+        shutil.rmtree(self.path)
 
     @classmethod
     def create(cls, runs_dir: str | Path, name: str, config_toml: str) -> RunFolder:
