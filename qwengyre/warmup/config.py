@@ -10,7 +10,7 @@ class WarmupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     hidden_size: int = 128
     """Width of the model; a multiple of num_heads."""
-    num_layers: int = 2
+    num_layers: int = 3
     """Copying from the context takes two layers at least."""
     num_heads: int = 4
     """Query heads."""
@@ -26,7 +26,7 @@ class WarmupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Peak; rises for 5 % of the updates, then falls to a tenth along a cosine."""
     min_copy_accuracy: float = 0.9
     """Share of names and numbers that the model must copy right in the end: below, reinforcement learning would get nowhere."""
-    num_threads: int = 2
+    num_threads: int = 1
     """CPU threads of torch."""
     right_operator: float = 0.36
     """Share of first tries in which the demonstrator knows what the word of the specification means."""
