@@ -26,9 +26,9 @@ Calls = Mapping[CallId, RecordedCall]
 def assign_roles(calls: Calls, rules: Sequence[HarnessRules] = BUILTIN) -> dict[CallId, Role]:
     """Role of every started call; `calls` in the order in which they reached the gateway (`TrajectoryTree.calls`)."""
     told = detect_harness(calls, rules) or HarnessRules(name="unknown", detect=())
-    kinds = _told_kinds(calls, told)
-    main_system = _main_system(calls, kinds)
     extended = _extended(calls)
+    kinds = _told_kinds(calls, told, extended)
+    main_system = _main_system(calls, kinds)
     for call in calls.values():
         if call.call not in kinds:
             kinds[call.call] = "side" if _is_side(call, calls, kinds, main_system, extended) else "work"
@@ -65,21 +65,28 @@ def _holds(condition: Condition, hints: RoleHints) -> bool:
     return condition.has_tools is None or condition.has_tools == (hints.num_tools > 0)
 
 
-def _reused_as_summary(calls: Calls) -> set[CallId]:
-    """Calls whose answer stands in the head of a fresh context, as text or as its first assistant message."""
+def _reused_as_summary(calls: Calls, extended: set[CallId]) -> set[CallId]:
+    """Calls whose answer stands in the head of a fresh context, as text or as its first assistant message.
+
+    Only where an agent goes on there that was there before (a commit message is asked for with answers quoted, too), and not
+    answers that were simply gone on from.
+    """
     reused: set[CallId] = set()
+    prompts: set[str] = set()
     for call in calls.values():
         hints = call.started.hints
-        if hints.quotes in calls:
-            reused.add(hints.quotes)
-        source = calls.get(hints.replays)
-        if source is not None and source.started.hints.num_tools == 0 and hints.num_tools > 0:
-            reused.add(source.call)
-    return reused
+        if hints.system_digest in prompts:
+            source = calls.get(hints.replays)
+            if hints.quotes in calls:
+                reused.add(hints.quotes)
+            if source is not None and source.started.hints.num_tools == 0 and hints.num_tools > 0:
+                reused.add(source.call)
+        prompts.add(hints.system_digest)
+    return reused - extended
 
 
-def _told_kinds(calls: Calls, told: HarnessRules) -> dict[CallId, str]:
-    reused = _reused_as_summary(calls)
+def _told_kinds(calls: Calls, told: HarnessRules, extended: set[CallId]) -> dict[CallId, str]:
+    reused = _reused_as_summary(calls, extended)
     kinds: dict[CallId, str] = {}
     for call in calls.values():
         if _any(told.side, call.started.hints):

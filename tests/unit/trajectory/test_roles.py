@@ -54,6 +54,13 @@ class TestStructure:
     def test_quoted_answer_was_a_summary(self):
         assert roles_of(hints(), (hints(), 0), hints(quotes=[1])) == [MAIN, MAIN_SUMMARY, MAIN]
 
+    def test_answer_quoted_to_ask_for_a_commit_message_was_no_summary(self):
+        asked = (hints(tools=0), hints("commit", tools=0, quotes=[0]), (hints(tools=0), 0))
+        assert roles_of(*asked) == [MAIN, SIDE, MAIN]
+
+    def test_answer_that_was_gone_on_from_was_no_summary(self):
+        assert roles_of(hints(), (hints(), 0), hints(quotes=[0])) == [MAIN, MAIN, MAIN]
+
     def test_quoted_by_a_sub_agent_was_its_summary(self):
         asked = (hints(), hints("helper"), hints("summarizer", tools=0), hints("helper", quotes=[2]))
         assert roles_of(*asked) == [MAIN, SUB, SUB_SUMMARY, SUB]
