@@ -18,7 +18,6 @@ from qwengyre.core.arrays import FLAG, LOGPROB, TOKEN, VERSION, unpack
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.ids import ExecutionId, GroupId
 from qwengyre.core.records import Trajectory
-from qwengyre.gateway.rendering import Rendering
 from qwengyre.runtime.records import ExecutionDone
 from qwengyre.trajectory.advantages import group_advantages
 from qwengyre.trajectory.config import TrajectoryConfig
@@ -214,6 +213,8 @@ def write_chat(rows: Iterator[ExportRow], file: IO[str], chatml: Chatml) -> int:
 
 def open_chatml(folder: Path, renderer: dict[str, object]) -> Chatml:
     """The turns of the model in `folder`. Raises ConfigError when its tokenizer is not of the ChatML family."""
+    from qwengyre.gateway.rendering import Rendering  # slow to import, and Parquet needs none of it
+
     rendering = Rendering.from_folder(folder, renderer)
     start, end = (rendering.tokenizer.convert_tokens_to_ids(marker) for marker in ("<|im_start|>", "<|im_end|>"))
     if not isinstance(start, int) or not isinstance(end, int):
