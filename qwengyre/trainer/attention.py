@@ -34,24 +34,21 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 
 def chain_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    tree: TreePlan | None = None,
-    **kwargs: Any,
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: query (1, Hk * G, n, d), key and value (1, Hk, n, d) -> (1, n, Hk * G, d)."""
+    """transformers' attention signature: query (1, Hk * G, n, d), key and value (1, Hk, n, d) -> (1, n, Hk * G, d).
+
+    Of `options`, `tree` is ours; `scaling` and `sliding_window` come from the layer.
+    """
+    tree: TreePlan | None = options.get("tree")
     if tree is None:
         raise TypeError(f"attention {NAME!r} needs the keyword `tree`; call the model through trainer.tree_model")
     tree.attention_calls += 1
     cache = tree.layer(module.layer_idx, key, value)
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if sliding_window is not None and tree.longest > sliding_window:
-        return WindowAttention.apply(query, key, value, tree, sliding_window, scale, cache), None
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    window = options.get("sliding_window")
+    if window is not None and tree.longest > window:
+        return WindowAttention.apply(query, key, value, tree, window, scale, cache), None
     return ChainAttention.apply(query, key, value, tree, scale, cache), None
 
 

@@ -36,7 +36,7 @@ def audit(tree_model: TreeModel, micro_steps: Sequence[MicroStep], load: Callabl
         for group in _grouped(by_version[version]):
             gap_O, origin_O = _gaps(tree_model, group, version)
             num_tokens, total = num_tokens + len(gap_O), total + float(gap_O.sum())
-            if len(gap_O) and not gap_O.max() <= worst:
+            if len(gap_O) and worst == worst and not gap_O.max() <= worst:
                 worst, worst_execution = float(gap_O.max()), group[int(origin_O[gap_O.argmax()])].execution
     return AuditReport(num_tokens, worst, total / max(num_tokens, 1), worst_execution)
 

@@ -58,7 +58,9 @@ class TreeModel:
     def load(model_dir: Path, config: TrainerConfig) -> TreeModel:
         """Read a folder as `save_pretrained` writes it."""
         from transformers import AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
 
+        disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, config.dtype))
         replace_norms(model)
         return TreeModel(model, config)

@@ -1,0 +1,149 @@
+"""The update of a step does not depend on how many cells computed it, who joined when, or who died: real processes, gloo."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from multiprocessing.connection import Listener
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from qwengyre.testing.training import micro_step, random_execution, tiny_qwen3
+
+pytestmark = pytest.mark.integration
+NUM_CELLS, NUM_EXECUTIONS = 4, 8
+
+
+class Cells:
+    """Trainer processes in their fixed order; `call` waits for the answer, `together` starts all before it waits."""
+
+    def __init__(self, folder: Path):
+        torch.set_num_threads(1)
+        tiny_qwen3().save_pretrained(folder / "model")
+        script, token = Path(__file__).with_name("trainer_process.py"), f"qgt{secrets.token_hex(3)}"
+        self.folder, self.epoch = folder, 0
+        with Listener(str(folder / "control"), "AF_UNIX") as listener:
+            command = [sys.executable, str(script), str(folder / "control"), str(folder / "model"), token, str(NUM_CELLS)]
+            self.process = subprocess.Popen(command)
+            accepted = [listener.accept() for _ in range(NUM_CELLS)]
+        by_cell = {connection.recv(): connection for connection in accepted}
+        self.pids = [pid for _, pid in sorted(by_cell)]
+        self.connections = [by_cell[key] for key in sorted(by_cell)]
+        self.order = list(range(NUM_CELLS))
+        self.start = self.call(0, "weights")
+
+    def call(self, cell, method, *args):
+        self.connections[cell].send((method, args))
+        return self.connections[cell].recv()
+
+    def together(self, cells, method, args_of):
+        for cell in cells:
+            self.connections[cell].send((method, args_of(cell)))
+        return [self.connections[cell].recv() for cell in cells]
+
+    def connect(self):
+        """A new membership epoch of the cells in `order`."""
+        self.epoch += 1
+        address = f"file:{self.folder}/store{self.epoch}"
+        args_of = lambda cell: (self.order.index(cell), len(self.order), address, self.epoch, 20.0)  # noqa: E731
+        assert self.together(self.order, "connect", args_of) == [None] * len(self.order)
+
+    def kill(self, cell):
+        self.order.remove(cell)
+        os.kill(self.pids[cell], signal.SIGKILL)
+        with pytest.raises(EOFError):
+            self.connections[cell].recv()
+
+    def close(self):
+        for cell in self.order:
+            self.connections[cell].send(None)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory):
+    cells = Cells(tmp_path_factory.mktemp("cells"))
+    cells.connect()
+    yield cells
+    cells.close()
+
+
+def micro_steps():
+    rng = np.random.default_rng(5)
+    return [micro_step(f"m{i}", 0, random_execution(rng, i, advantage=(-1.0) ** i * (1 + i % 3))) for i in range(NUM_EXECUTIONS)]
+
+
+def run_step(cells, claims, joins=None):
+    """`claims`: the cell of each micro-step in order; a cell joins with its first claim, or before claim `joins[cell]`.
+
+    Return summed gradient and change of the weights.
+    """
+    cells.call(0, "start_over", cells.start)
+    snapshot = cells.call(0, "expose", cells.epoch)
+    cells.call(0, "begin_step", 0)
+    joined = [0]
+    for step, cell in zip(micro_steps(), claims, strict=True):
+        if cell not in joined:
+            cells.call(cell, "restore")
+            assert cells.call(cell, "pull", snapshot) is None
+            cells.call(cell, "begin_step", 0)
+            joined.append(cell)
+        assert cells.call(cell, "compute", step).tokens_trained > 0
+    members = [cell for cell in cells.order if cell in joined]
+    assert members == cells.order[: len(members)], "members are a prefix"
+    if len(members) > 1:
+        cells.together(members, "reduce", lambda cell: (len(members),))
+    sums = cells.call(0, "sums")
+    assert cells.call(0, "apply", NUM_EXECUTIONS).applied
+    update = cells.call(0, "weights") - cells.start
+    for cell in members[1:]:
+        cells.call(cell, "offload")
+    return sums, update
+
+
+def distance(a, b):
+    return np.linalg.norm(a - b) / np.linalg.norm(b)
+
+
+def test_one_two_three_and_four_cells_and_joins_in_mid_step_agree(cells):
+    sums, update = run_step(cells, [0] * NUM_EXECUTIONS)
+    for claims in ([0, 1] * 4, [0, 1, 2, 0, 1, 2, 0, 1], [3, 2, 1, 0] * 2, [0, 0, 0, 1, 0, 1, 2, 1], [0, 0, 0, 0, 0, 0, 1, 1]):
+        other_sums, other_update = run_step(cells, claims)
+        assert distance(other_sums, sums) <= 1e-4, claims
+        assert distance(other_update, update) <= 1e-4, claims
+    assert np.array_equal(run_step(cells, [0] * NUM_EXECUTIONS)[1], update), "one cell alone is bitwise deterministic"
+
+
+def test_member_that_dies_leaves_the_core_s_sums_unharmed_and_the_rest_goes_on(cells):
+    sums, update = run_step(cells, [0] * NUM_EXECUTIONS)
+    steps = micro_steps()
+    cells.call(0, "start_over", cells.start)
+    snapshot = cells.call(0, "expose", 50)
+    for cell in cells.order:
+        if cell:
+            cells.call(cell, "restore")
+            cells.call(cell, "pull", snapshot)
+        cells.call(cell, "begin_step", 0)
+    for index, step in enumerate(steps):
+        cells.call((0, 0, 1, 2, 3)[index % 5], "compute", step)
+    before = cells.call(0, "sums")
+    lost = [step for index, step in enumerate(steps) if index % 5 == 3]
+    cells.kill(2)
+    assert cells.together(cells.order, "reduce", lambda cell: (NUM_CELLS,)) == ["MembershipBroken"] * 3
+    assert np.array_equal(cells.call(0, "sums"), before)
+    cells.connect()
+    for step in lost:
+        cells.call(1, "compute", step)
+    cells.together(cells.order, "reduce", lambda cell: (3,))
+    assert distance(cells.call(0, "sums"), sums) <= 1e-4
+    assert cells.call(0, "apply", NUM_EXECUTIONS).applied
+    assert distance(cells.call(0, "weights") - cells.start, update) <= 1e-4
+    for cell in cells.order[1:]:
+        cells.call(cell, "offload")
+    assert distance(run_step(cells, [0, 1, 3, 0, 1, 3, 0, 1])[0], sums) <= 1e-4

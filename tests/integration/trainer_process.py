@@ -1,0 +1,82 @@
+"""Trainers of cells, a process each: `python trainer_process.py ADDRESS MODEL_DIR TOKEN NUM_CELLS`.
+
+Imports once, then forks (nothing has started a thread yet). Each process says (index, pid), then answers (method, args)
+until it is told to stop.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import torch
+from transformers import Qwen3ForCausalLM  # noqa: F401  imported before the fork, once
+
+from qwengyre.core.errors import QwenGyreError
+from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.members import Members
+from qwengyre.trainer.trainer import Trainer
+from qwengyre.transfer.shm import ShmCarrier
+
+
+class Cell:
+    def __init__(self, model_dir: Path, token: str):
+        torch.set_num_threads(1)
+        config = TrainerConfig(dtype="float32", learning_rate=0.01, clip_low=0.999, clip_high=1e6)
+        self.trainer = Trainer(model_dir, config, ShmCarrier(prefix=token))
+        self.members: Members | None = None
+        self.sum: torch.Tensor | None = None
+
+    def connect(self, *args):
+        if self.members is not None:
+            self.members.close()
+        self.members = Members.connect(*args)
+
+    def reduce(self, num_members):
+        self.sum = self.members.reduce(self.trainer.flat_gradient(), num_members)
+
+    def sums(self):
+        return (self.trainer.flat_gradient() if self.sum is None else self.sum).numpy().copy()
+
+    def weights(self):
+        return self.trainer.flat.weights.numpy().copy()
+
+    def apply(self, num_executions):
+        stats, self.sum = self.trainer.apply(num_executions, self.sum), None
+        return stats
+
+    def start_over(self, weights):
+        self.trainer.flat.restore()
+        self.trainer.flat.weights.copy_(torch.from_numpy(weights))
+        self.trainer.optimizer, self.sum = None, None
+
+
+def serve(address: str, model_dir: str, token: str, index: int) -> None:
+    cell = Cell(Path(model_dir), token)
+    with Client(address, "AF_UNIX") as connection:
+        connection.send((index, os.getpid()))
+        while (order := connection.recv()) is not None:
+            method, args = order
+            try:
+                answer = getattr(cell, method, None) or getattr(cell.trainer, method)
+                connection.send(answer(*args))
+            except QwenGyreError as error:
+                connection.send(type(error).__name__)
+        cell.trainer.carrier.close()
+
+
+def main(address: str, model_dir: str, token: str, num_cells: str) -> None:
+    children = []
+    for index in range(int(num_cells)):
+        if (pid := os.fork()) == 0:
+            serve(address, model_dir, token, index)
+            os._exit(0)
+        children.append(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
