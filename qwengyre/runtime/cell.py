@@ -249,6 +249,9 @@ def build_app(cell: Cell) -> Starlette:
             answer: api.Answer = await cell.handle(decode(body))
         except QwenGyreError as error:
             answer = api.Refused(type(error).__name__, str(error))
+        except Exception:
+            log.exception("operation_failed")
+            raise
         return Response(encode(answer), media_type="application/msgpack")
 
     return Starlette(routes=[Route("/op", operate, methods=["POST"])])
@@ -259,7 +262,7 @@ async def serve(spec: CellSpec) -> None:
 
     exit_with_parent(asyncio.get_running_loop())
     cell = Cell(spec)
-    engine_server = EngineServer(cell.engine, spec.token)
+    engine_server = EngineServer(cell.engine, token=spec.token.encode())
     data = await engine_server.serve("tcp://127.0.0.1:0")
     server = uvicorn.Server(
         uvicorn.Config(build_app(cell), host="127.0.0.1", port=0, log_level="warning", lifespan="off", timeout_keep_alive=3600)

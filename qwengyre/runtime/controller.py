@@ -153,18 +153,23 @@ class Controller:
     async def drain(self, command: cmd.Drain) -> None:
         moves = {move.execution: move.server for move in command.moves}
         self.executions.routes.update({e: s for e, s in moves.items() if e in self.executions.routes})
-        report = await self.gateway.move(cell_server(command.cell), moves)
-        self.observer.see_move(command.cell, report)
+        moved = await self.gateway.move(cell_server(command.cell), moves)
+        log.info("cell_drained", extra={"cell": command.cell, "num_moves": len(moves), "calls_moved": moved.calls_moved})
         await self.executions.send_routes(moves)
         self.post(ev.CellDrained, ticket=command.ticket, cell=command.cell)
 
     async def switch_to_training(self, command: cmd.SwitchToTraining) -> None:
-        if await self._unless_lost(self.steps.enter_training(command.cell)):
+        if await self._unless_lost(self._switch(command.cell, self.steps.enter_training(command.cell))):
             self.post(ev.CellInTraining, ticket=command.ticket, cell=command.cell)
 
     async def return_to_rollout(self, command: cmd.ReturnToRollout) -> None:
-        if await self._unless_lost(self.steps.enter_rollout(command.cell, command.version)):
+        if await self._unless_lost(self._switch(command.cell, self.steps.enter_rollout(command.cell, command.version))):
             self.post(ev.CellInRollout, ticket=command.ticket, cell=command.cell)
+
+    async def _switch(self, cell: int, job: Awaitable[None]) -> None:
+        began = self.driver.clock.now()
+        await job
+        self.observer.see_switch(cell, self.driver.clock.now() - began)
 
     async def _unless_lost(self, job: Awaitable[None]) -> bool:
         """False when the cell died over it: the fleet has said so, and the scheduler goes by that."""

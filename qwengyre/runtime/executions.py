@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from qwengyre.buffer.packing import pack_group
-from qwengyre.core.ids import ExecutionId, GroupId
+from qwengyre.core.ids import ExecutionId, GroupId, ServerId
 from qwengyre.core.records import MicroStep, Outcome, Role, TrainingExecution, Validity
-from qwengyre.gateway.control import OpenExecution
+from qwengyre.gateway.control_api import OpenExecution
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.records import CallCounts, ExecutionDone
 from qwengyre.sandbox.harness import ExecutionSpec
@@ -61,7 +61,7 @@ class Executions:
     ) -> None:
         self._gateway, self._launcher, self._tasks = gateway, launcher, tasks
         self._settings, self._rules = settings, rules
-        self.routes: dict[ExecutionId, str | None] = {}
+        self.routes: dict[ExecutionId, ServerId | None] = {}
         """Where each live execution is to be served; None holds its calls."""
         self.outcomes: dict[ExecutionId, Outcome] = {}
         """Of executions whose group is not prepared yet."""
@@ -77,7 +77,7 @@ class Executions:
             execution=execution,
             task=self._tasks[plan.task],
             key=opened.key,
-            base_path=opened.path,
+            base_path=opened.path.removesuffix("/v1"),
             model=self._settings.model,
             attempt=attempt,
         )
@@ -106,7 +106,7 @@ class Executions:
             model=self._settings.model,
         )
 
-    async def route(self, execution: ExecutionId, server: str | None) -> None:
+    async def route(self, execution: ExecutionId, server: ServerId | None) -> None:
         """Send the execution's calls, held ones first, to `server`; None holds them. The last word counts."""
         self.routes[execution] = server
         await self._send_route(execution)

@@ -10,13 +10,18 @@ import httpx
 import msgspec
 
 from qwengyre.core.errors import QwenGyreError
-from qwengyre.gateway.control import (
+from qwengyre.core.ids import ExecutionId, ServerId
+from qwengyre.gateway.control_api import (
+    AddServer,
     ClosedExecution,
-    GatewayStats,
-    MoveReport,
+    GatewayReport,
+    Move,
     OpenedExecution,
     OpenExecution,
 )
+from qwengyre.gateway.moves import Moved
+
+MSGPACK = "application/msgpack"
 
 
 class GatewayFailed(QwenGyreError):
@@ -31,31 +36,33 @@ class GatewayClient:
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=64)),
             base_url="http://gateway",
+            headers={"content-type": MSGPACK, "accept": MSGPACK},
             timeout=timeout_s,
         )
 
     async def open(self, order: OpenExecution) -> OpenedExecution:
-        return msgspec.json.decode(await self._send("POST", "/control/executions", order), type=OpenedExecution)
+        return msgspec.msgpack.decode(await self._send("POST", "/control/executions", order), type=OpenedExecution)
 
-    async def close_execution(self, execution: str) -> ClosedExecution:
+    async def close_execution(self, execution: ExecutionId) -> ClosedExecution:
+        """What it said; its key dies. Answers the same when asked again."""
         body = await self._send("POST", f"/control/executions/{execution}/close", {})
         return msgspec.msgpack.decode(body, type=ClosedExecution)
 
-    async def add_server(self, server: str, address: str, token: str) -> None:
-        await self._send("POST", "/control/servers", {"server": server, "address": address, "token": token})
+    async def add_server(self, server: ServerId, address: str, token: str) -> None:
+        await self._send("POST", "/control/servers", AddServer(server, address, token.encode()))
 
-    async def remove_server(self, server: str) -> None:
+    async def remove_server(self, server: ServerId) -> None:
         await self._send("DELETE", f"/control/servers/{server}", None)
 
-    async def route(self, routes: Mapping[str, str | None]) -> None:
+    async def route(self, routes: Mapping[ExecutionId, ServerId | None]) -> None:
         await self._send("POST", "/control/routes", dict(routes))
 
-    async def move(self, source: str, moves: Mapping[str, str | None]) -> MoveReport:
-        body = await self._send("POST", "/control/move", {"source": source, "moves": dict(moves)})
-        return msgspec.json.decode(body, type=MoveReport)
+    async def move(self, source: ServerId, moves: Mapping[ExecutionId, ServerId | None]) -> Moved:
+        body = await self._send("POST", "/control/move", Move(source, dict(moves)))
+        return msgspec.msgpack.decode(body, type=Moved)
 
-    async def stats(self) -> GatewayStats:
-        return msgspec.json.decode(await self._send("GET", "/control/stats", None), type=GatewayStats)
+    async def report(self) -> GatewayReport:
+        return msgspec.msgpack.decode(await self._send("GET", "/control/stats", None), type=GatewayReport)
 
     async def shut_down(self) -> None:
         await self._send("POST", "/control/shutdown", {})
@@ -65,7 +72,7 @@ class GatewayClient:
 
     async def _send(self, method: str, path: str, body: object) -> bytes:
         deadline = asyncio.get_running_loop().time() + self._timeout_s
-        content = None if body is None else msgspec.json.encode(body)
+        content = None if body is None else msgspec.msgpack.encode(body)
         while True:
             try:
                 response = await self._http.request(method, path, content=content)
@@ -77,4 +84,4 @@ class GatewayClient:
                 continue
             if response.is_success:
                 return response.content
-            raise GatewayFailed(f"gateway: {method} {path}: {response.status_code} {response.text[:500]}")
+            raise GatewayFailed(f"gateway: {method} {path}: {response.status_code} {response.content[:500]!r}")

@@ -243,7 +243,7 @@ class Observer:
         while True:
             await asyncio.sleep(POLL_S)
             self._memory_gb = await asyncio.to_thread(self._memory.sample) / GB
-            stats = await gateway.stats()
+            stats = (await gateway.report()).stats
             now = self._now()
             elapsed = max(1e-3, now - at_before)
             sampled = max(0, stats.tokens_sampled - sampled_before)
@@ -288,7 +288,7 @@ class Observer:
             groups_done=self._groups_done,
             groups_open=state.groups.num_out,
             executions_finished=self.summary.executions_finished,
-            executions_running=state.placement.num_placed,
+            executions_running=sum(len(server.executions) for server in state.placement.servers.values()),
             rewards=tuple(self._rewards),
             score_before=self.summary.score_before,
             score_now=self.summary.score_after,

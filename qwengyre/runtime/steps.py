@@ -190,7 +190,7 @@ class Steps:
 
 def latest_checkpoint(folder: Path) -> tuple[int, Path]:
     """Steps done and folder of the newest complete checkpoint."""
-    found = sorted(path for path in folder.glob("step-*") if (path / "meta.json").exists())
+    found = sorted(path for path in folder.glob("step-*") if (path / "checkpoint.json").exists())
     if not found:
         raise TrainerError(f"{folder}: no checkpoint to go on from")
     return int(found[-1].name.removeprefix("step-")), found[-1]

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import secrets
+import shutil
 import tempfile
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
@@ -15,7 +16,8 @@ import msgspec
 
 from qwengyre.config.run import RunConfig
 from qwengyre.core.records import MicroStep
-from qwengyre.dashboard.live import Screen
+from qwengyre.dashboard.live import Screen, outcome_table
+from qwengyre.dashboard.report import write_report
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.journal import Journal, read
 from qwengyre.runtime import cell_api as api
@@ -36,6 +38,7 @@ from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.preflight import check_harness
 from qwengyre.scheduler import events as ev
 from qwengyre.telemetry.folder import RunFolder
+from qwengyre.trainer.records import AuditReport
 from qwengyre.trajectory.harness_rules import BUILTIN, rules_from_toml
 from qwengyre.transfer.shm import cleanup
 
@@ -51,6 +54,7 @@ def train(config: RunConfig, folder: RunFolder, *, resume: bool) -> None:
     check_harness(config.harness)
     with Screen() as screen:
         prepared = prepare(config, screen.say)
+        keep_tokenizer(prepared.model_dir, folder)
         asyncio.run(Run(config, folder, screen, prepared, resume=resume).run())
 
 
@@ -238,13 +242,19 @@ class Run:
             self.observer.see_audit(report)
 
     def _report(self) -> None:
-        from qwengyre.dashboard.report import write_report
-
         write_report(self.folder)
-        self.screen.finish(self.observer.summary, self.folder.report)
+        self.screen.console.print(outcome_table(self.observer.summary, self.folder.report))
 
 
-def merge(one, other):
+def keep_tokenizer(model_dir: Path, folder: RunFolder) -> None:
+    """`inspect` and `export` turn ids into text without the folder that the run started from."""
+    folder.policy.mkdir(exist_ok=True)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        if (model_dir / name).is_file():
+            shutil.copyfile(model_dir / name, folder.policy / name)
+
+
+def merge(one: AuditReport, other: AuditReport) -> AuditReport:
     """Two audits as one: the larger gap, the mean over all tokens."""
     num = one.num_tokens + other.num_tokens
     worse = one if one.max_logprob_gap >= other.max_logprob_gap else other
