@@ -20,25 +20,27 @@ def sample_trajectories(
 
     Each time: from the best class of `ROLE_PRIORITY` that still has unmasked trainable tokens, draw a path with probability proportional
     to its unmasked trainable tokens, then mask all of it. Every trainable token is thus trained at most once, and exactly
-    once without a cap.
+    once without a cap. Nodes are counted whole, also the last one of a path: it ends behind its last trainable token.
     """
     targets = num_targets(tree, roles)
     paths = candidate_paths(tree, roles)
+    unmasked = [sum(targets[part.node] for part in path.segments) for path in paths]
+    visitors: dict[int, list[int]] = {}
+    for index, path in enumerate(paths):
+        for part in path.segments:
+            visitors.setdefault(part.node, []).append(index)
     masked: set[int] = set()
     chosen: list[Trajectory] = []
     while j_max is None or len(chosen) < j_max:
-        unmasked = [_num_unmasked(path, targets, masked) for path in paths]
         drawn = _draw(paths, unmasked, rng)
         if drawn is None:
             break
         chosen.append(_trajectory(tree, drawn, roles, masked))
-        masked.update(part.node for part in drawn.segments)
+        for node in {part.node for part in drawn.segments} - masked:
+            for index in visitors[node]:
+                unmasked[index] -= targets[node]
+            masked.add(node)
     return tuple(chosen)
-
-
-def _num_unmasked(path: CandidatePath, targets: list[int], masked: set[int]) -> int:
-    """Whole nodes count, the last one too: a path ends behind its last trainable token."""
-    return sum(targets[part.node] for part in path.segments if part.node not in masked)
 
 
 def _draw(paths: list[CandidatePath], unmasked: list[int], rng: np.random.Generator) -> CandidatePath | None:
