@@ -17,11 +17,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_waiting: int = 256
     """Calls that may wait; one more is refused with EngineUnavailable, so that the gateway holds it."""
     max_context_tokens: int = 2048
-    """Prompt and output of one call together. Memory of a running call's row is taken when it is first used."""
+    """Prompt and output of one call together."""
     block_size: int = 16
-    """Tokens in one block of the prefix cache."""
+    """Tokens in one block of keys and values."""
     kv_blocks: int = 4096
-    """Blocks of the prefix cache."""
+    """Blocks, of running calls and of known prefixes together. Memory is taken when a block is first used."""
     prefill_chunk: int = 512
     """Most prompt tokens that one iteration computes, so that decoding calls wait no longer than that."""
     stream_interval: int = 8
@@ -42,6 +42,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be at least 1, is {getattr(self, name)}")
         if self.max_context_tokens < 2:
             raise ValueError(f"max_context_tokens must be at least 2, is {self.max_context_tokens}")
+        if self.kv_blocks * self.block_size < self.max_context_tokens + self.block_size:
+            least = -(-self.max_context_tokens // self.block_size) + 1
+            raise ValueError(f"kv_blocks must be at least {least} to hold one call of max_context_tokens, is {self.kv_blocks}")
         for name in ("command_deadline_s", "pin_deadline_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, is {getattr(self, name)}")

@@ -58,7 +58,7 @@ class EmbeddedEngine:
         self._paused = self._closed = False
         if not start_offloaded:
             self._core = EngineCore(self.spec, config, version=0)
-            self._core.set_weights(read_weights(model_dir))
+            self._core.load_weights(read_weights(model_dir), 0)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -114,7 +114,7 @@ class EmbeddedEngine:
         core = self._core
         if core is None:
             return Capacity(0, 0, 0, 0, 0)
-        return Capacity(core.num_running, len(core.waiting), core.cache.num_free, self.config.kv_blocks, core.memory.num_bytes)
+        return Capacity(len(core.running), len(core.waiting), core.cache.num_free, self.config.kv_blocks, core.memory.num_bytes)
 
     def capabilities(self) -> Capabilities:
         return Capabilities("embedded", self._fingerprint(), self.config.max_context_tokens, moves_kv=True, exact_logprobs=True)
@@ -143,7 +143,7 @@ class EmbeddedEngine:
                     started = time.perf_counter()
                     self._deliver(self._need_core().iterate())
                     self._busy_s += time.perf_counter() - started
-        except Exception as error:
+        except Exception as error:  # the thread's outermost frame: it records, and ends every call with the reason
             log.exception("engine_failed")
             reason = f"the engine failed: {error!r}"
         self._stop(reason)
@@ -204,8 +204,7 @@ class EmbeddedEngine:
         blocks, num_tokens = core.cache.match(token_ids)
         if not num_tokens:
             return None
-        kv = core.memory.blocks.index_select(0, torch.tensor(blocks)).numpy()
-        arrays = {"token_ids": np.ascontiguousarray(token_ids[:num_tokens]), "kv": kv}
+        arrays = {"token_ids": np.ascontiguousarray(token_ids[:num_tokens]), "kv": core.memory.gather(blocks)}
         exposure = self._carrier.expose(arrays, version=core.version, epoch=KV_EPOCH)
         handle_id = f"{exposure.location}/{next(self._handles)}"
         self._pinned[handle_id] = exposure, time.monotonic() + self.config.pin_deadline_s
@@ -218,14 +217,7 @@ class EmbeddedEngine:
         if handle.version != core.version:
             raise KVRefused(f"KV of version {handle.version}, this engine has {core.version}")
         arrays = self._carrier.read(handle.exposure)
-        token_ids, size = arrays["token_ids"], self.config.block_size
-        placed = core.cache.insert(token_ids)
-        if placed:
-            sources = torch.tensor([start // size for start, _ in placed])
-            blocks = torch.tensor([block for _, block in placed])
-            core.memory.blocks.index_copy_(0, blocks, torch.from_numpy(arrays["kv"]).index_select(0, sources))
-            core.counts.tokens_imported += min(placed[-1][0] + size, len(token_ids)) - placed[0][0]
-        return core.cache.match(token_ids)[1]
+        return core.insert_kv(arrays["token_ids"], arrays["kv"])
 
     def _release(self, handle_id: str) -> None:
         if pinned := self._pinned.pop(handle_id, None):
@@ -241,7 +233,7 @@ class EmbeddedEngine:
         if self._core is None:
             return
         if self._core.has_work():
-            raise EngineError(f"{self._core.num_running + len(self._core.waiting)} calls are running: abort them first")
+            raise EngineError(f"{len(self._core.running) + len(self._core.waiting)} calls are running: abort them first")
         self._totals, self._core = _add_counts(self._totals, self._core), None
 
     def _restore(self, snapshot: Exposure, version: int) -> None:
@@ -250,7 +242,7 @@ class EmbeddedEngine:
             return
         parameters = self._carrier.read(snapshot)
         core = EngineCore(self.spec, self.config, version=version)
-        core.set_weights(parameters)
+        core.load_weights(parameters, version)
         self._core = core
 
     def _need_core(self) -> EngineCore:

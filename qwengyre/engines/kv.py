@@ -1,11 +1,8 @@
-"""Where keys and values lie: contiguous rows of running calls, and a paged prefix cache of everything else.
+"""Paged keys and values: blocks of `block_size` tokens, shared by every call with the same prefix.
 
-A running call owns a row, so that an iteration reads each of its keys and values once, in place. Gathering them from
-pages would read and write them once more, twice the time of attention (docs/engines.md has the figures). Pages are
-what calls leave behind: blocks of `block_size` tokens in a tree, found again by content, moved between engines.
+`KVMemory` is the bytes. `PrefixCache` knows which tokens lie in which block, who uses a block, and which to give up.
 
-    rows    (layers, rows, 2, kv_heads, positions, head_dim)      2: keys, values
-    blocks  (blocks, layers, 2, kv_heads, block_size, head_dim)   one block is one stretch of bytes
+    blocks (layers, blocks, 2, kv_heads, block_size, head_dim)     2: keys, values
 """
 
 from __future__ import annotations
@@ -20,14 +17,30 @@ import torch
 from qwengyre.engines.model import ModelSpec
 
 
-def anonymous(*shape: int) -> torch.Tensor:
-    """Float32 memory straight from the system: not resident before first use, given back when dropped."""
-    memory = mmap.mmap(-1, 4 * int(np.prod(shape)))
-    return torch.frombuffer(memory, dtype=torch.float32).view(shape)
+class KVMemory:
+    """The bytes of all blocks: not resident before first use, given back to the system when dropped."""
+
+    def __init__(self, spec: ModelSpec, *, num_blocks: int, block_size: int):
+        self.block_size, self.num_blocks = block_size, num_blocks
+        shape = (spec.num_layers, num_blocks, 2, spec.kv_heads, block_size, spec.head_dim)
+        memory = mmap.mmap(-1, 4 * int(np.prod(shape)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.blocks = torch.frombuffer(memory, dtype=torch.float32).view(shape)
+        self.num_bytes = 4 * self.blocks.numel()
+
+    def gather(self, blocks: Sequence[int]) -> np.ndarray:
+        """A copy of these blocks: (layers, len(blocks), 2, kv_heads, block_size, head_dim)."""
+        return self.blocks.index_select(1, torch.tensor(blocks)).numpy()
+
+    def scatter(self, blocks: Sequence[int], content: np.ndarray) -> None:
+        """The reverse of `gather`."""
+        self.blocks.index_copy_(1, torch.tensor(blocks), torch.from_numpy(content))
+
+    def copy_block(self, source: int, destination: int) -> None:
+        self.blocks[:, destination] = self.blocks[:, source]
 
 
 class Node:
-    """One block of the prefix cache: the tokens that lead here are the keys on the way from the root."""
+    """One block in the tree of known prefixes: the tokens that lead to it are the keys on the way from the root."""
 
     __slots__ = ("block", "children", "key", "parent")
 
@@ -39,24 +52,29 @@ class Node:
 class PrefixCache:
     """Which tokens have their keys and values in which block, at the present policy version.
 
-    A path from the root is made of full blocks; its last block may be shorter. When blocks run out, the end of the path
-    that was not used for longest goes first. Holds no memory itself.
+    A path from the root is made of full blocks; its last block may be shorter. A block is free when neither the tree nor
+    a call uses it. When none is free, the end of the path that was not used for longest, and that no call uses, goes.
     """
 
     def __init__(self, num_blocks: int, block_size: int):
-        self.block_size = block_size
-        self.num_blocks = num_blocks
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget everything: the weights have changed."""
-        self._free = list(range(self.num_blocks - 1, -1, -1))
+        self.block_size, self.num_blocks = block_size, num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._users = [0] * num_blocks
         self._root = Node(b"", None, -1)
         self._leaves: OrderedDict[Node, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    def clear(self) -> None:
+        """Forget every prefix: the weights have changed. Blocks of calls stay theirs."""
+        nodes = list(self._root.children.values())
+        for node in nodes:
+            nodes += node.children.values()
+            self.drop([node.block])
+        self._root.children.clear()
+        self._leaves.clear()
 
     def match(self, token_ids: np.ndarray) -> tuple[list[int], int]:
         """Blocks of the longest cached prefix of `token_ids` (int32), and how many tokens they hold."""
@@ -65,28 +83,47 @@ class PrefixCache:
             self._leaves.move_to_end(path[-1])
         return [node.block for node in path], sum(len(node.key) for node in path) // 4
 
-    def insert(self, token_ids: np.ndarray) -> list[tuple[int, int]]:
-        """Make room for all of `token_ids`; return (start, block) of every piece that was not there yet.
+    def hold(self, blocks: Sequence[int]) -> None:
+        """One more user of each block."""
+        for block in blocks:
+            self._users[block] += 1
 
-        Stops early when the cache is too small for the whole.
+    def drop(self, blocks: Sequence[int]) -> None:
+        """One user less; blocks without any are free."""
+        for block in blocks:
+            self._users[block] -= 1
+            if self._users[block] == 0:
+                self._free.append(block)
+
+    def take(self) -> int | None:
+        """A block with its one user, the caller; None when all blocks are in use by calls."""
+        if not self._free and not self._evict():
+            return None
+        block = self._free.pop()
+        self._users[block] = 1
+        return block
+
+    def adopt(self, token_ids: np.ndarray, blocks: list[int]) -> None:
+        """Make the prefix `token_ids`, whose keys and values lie in `blocks`, known.
+
+        Where the tree knows a piece already, `blocks` is changed to the tree's block: calls that computed the same twice
+        share it from now on.
         """
-        path = [node for node in self._walk(token_ids) if len(node.key) == 4 * self.block_size]
-        node = path[-1] if path else self._root
-        placed = []
-        for start in range(len(path) * self.block_size, len(token_ids), self.block_size):
+        node = self._root
+        for index, start in enumerate(range(0, len(token_ids), self.block_size)):
             key = token_ids[start : start + self.block_size].tobytes()
-            if key in node.children:
-                break
-            block = self._take_block(node)
-            if block is None:
-                break
-            child = Node(key, node, block)
-            node.children[key] = child
-            self._leaves.pop(node, None)
-            self._leaves[child] = None
-            placed.append((start, block))
+            child = node.children.get(key)
+            if child is None:
+                child = Node(key, node, blocks[index])
+                self.hold([child.block])
+                node.children[key] = child
+                self._leaves.pop(node, None)
+                self._leaves[child] = None
+            elif child.block != blocks[index] and len(key) == 4 * self.block_size:
+                self.hold([child.block])
+                self.drop([blocks[index]])
+                blocks[index] = child.block
             node = child
-        return placed
 
     def _walk(self, token_ids: np.ndarray) -> Iterator[Node]:
         node, start, size = self._root, 0, self.block_size
@@ -103,58 +140,16 @@ class PrefixCache:
                 yield child
                 return
 
-    def _take_block(self, keep: Node) -> int | None:
-        if self._free:
-            return self._free.pop()
-        victim = next((leaf for leaf in self._leaves if leaf is not keep), None)
+    def _evict(self) -> bool:
+        victim = next((leaf for leaf in self._leaves if self._users[leaf.block] == 1), None)
         if victim is None:
-            return None
+            return False
         del self._leaves[victim]
         parent = victim.parent
+        assert parent is not None
         del parent.children[victim.key]
         if not parent.children and parent is not self._root:
             self._leaves[parent] = None
             self._leaves.move_to_end(parent, last=False)
-        return victim.block
-
-
-class KVMemory:
-    """The tensors of rows and blocks, and the copies between them."""
-
-    def __init__(self, spec: ModelSpec, *, num_rows: int, num_positions: int, num_blocks: int, block_size: int):
-        self.block_size, self.num_positions = block_size, num_positions
-        self.rows = anonymous(spec.num_layers, num_rows, 2, spec.kv_heads, num_positions, spec.head_dim)
-        self.blocks = anonymous(num_blocks, spec.num_layers, 2, spec.kv_heads, block_size, spec.head_dim)
-        self.flat = [self.rows[layer].view(-1, spec.head_dim) for layer in range(spec.num_layers)]
-        """Per layer, (rows * 2 * kv_heads * positions, head_dim): what new keys and values are written to."""
-        heads = torch.arange(spec.kv_heads) * num_positions
-        self.key_base = (torch.arange(num_rows) * 2 * spec.kv_heads * num_positions)[:, None] + heads
-        """(rows, kv_heads): index into `flat` of the key of position 0."""
-        self.value_offset = spec.kv_heads * num_positions
-        self.num_bytes = 4 * (self.rows.numel() + self.blocks.numel())
-
-    def load(self, row: int, blocks: Sequence[int], num_tokens: int) -> None:
-        """Copy cached blocks to the head of a row."""
-        size, whole = self.block_size, num_tokens // self.block_size
-        if whole:
-            index = torch.tensor(blocks[:whole])
-            self._stretch(row, 0, whole).copy_(self.blocks.index_select(0, index).movedim(0, 3))
-        if num_tokens % size:
-            rest = num_tokens - whole * size
-            self.rows[:, row, :, :, whole * size : num_tokens] = self.blocks[blocks[whole], :, :, :, :rest]
-
-    def save(self, row: int, placed: Sequence[tuple[int, int]], num_tokens: int) -> None:
-        """Copy the pieces (start, block) of a row, whose first `num_tokens` are computed, to their blocks."""
-        if not placed:
-            return
-        size, first = self.block_size, placed[0][0] // self.block_size
-        whole = [block for start, block in placed if start + size <= num_tokens]
-        if whole:
-            self.blocks.index_copy_(0, torch.tensor(whole), self._stretch(row, first, first + len(whole)).movedim(3, 0))
-        for start, block in placed[len(whole) :]:
-            self.blocks[block, :, :, :, : num_tokens - start] = self.rows[:, row, :, :, start:num_tokens]
-
-    def _stretch(self, row: int, first: int, last: int) -> torch.Tensor:
-        """Blocks `first`..`last` of a row: (layers, 2, kv_heads, blocks, block_size, head_dim)."""
-        part = self.rows[:, row, :, :, first * self.block_size : last * self.block_size]
-        return part.unflatten(3, (last - first, self.block_size))
+        self.drop([victim.block])
+        return True

@@ -1,4 +1,4 @@
-"""What one pass over the model is asked for, and who computes it."""
+"""What one pass over the model is asked for, and what computes it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ import numpy as np
 class Pass:
     """The next tokens of all running calls. Arrays are int64.
 
-    N tokens: first one for each decoding call, then pieces of prompts, whole calls one after the other. Token i is written
-    to `positions[i]` of row `row_of[i]`, sees positions 0..`positions[i]` of that row, and `wanted` (W,) lists the tokens
-    after which a token is drawn.
+    N tokens: first one for each decoding call, then pieces of prompts. Token i stands at position `positions[i]` of the
+    call with slot `slots[i]`, sees positions 0..`positions[i]` of that call, and `wanted` (W,) lists the tokens after
+    which a token is drawn.
     """
 
     token_ids: np.ndarray
     positions: np.ndarray
-    row_of: np.ndarray
+    slots: np.ndarray
     wanted: np.ndarray
+    table_RB: np.ndarray
+    """(slots, blocks): where the keys and values of each call lie."""
     temperatures: list[float]
     """(W,)"""
     draws: list[float]
     """(W,) random numbers in [0, 1)."""
     num_decoding: int
     pieces: list[tuple[int, int, int]]
-    """(row, start, length) of each piece of a prompt."""
+    """(slot, start, length) of each piece of a prompt."""
 
 
 class Forward(Protocol):

@@ -87,7 +87,7 @@ class RemoteEngine:
         await self._ask("restore", snapshot=snapshot, version=version)
 
     def capacity(self) -> Capacity:
-        """As of the last frame; at most a second old. Raises EngineUnavailable before the first connection."""
+        """As of the last operation, end of a call or second, whichever came last. Raises EngineUnavailable before the first connection."""
         return self._last_status().capacity
 
     def capabilities(self) -> Capabilities:

@@ -132,6 +132,8 @@ class _Peer:
 
     def _send_chunks(self) -> None:
         if self._outgoing:
+            if any(chunk.finish_reason for chunk in self._outgoing):
+                self._send_status()
             self.protocol.send(Chunks(self._outgoing))
             self._outgoing = []
 

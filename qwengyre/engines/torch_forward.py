@@ -1,7 +1,7 @@
 """`Forward` by torch operations: for models of any size, and the reference of the compiled kernels.
 
 N tokens, B of them decoding calls (one token each), then the pieces of prompts, one after the other
-D head_dim, H hidden, V vocabulary, L positions that the longest decoding call reads
+D head_dim, H hidden, V vocabulary, L positions that the longest of some calls reads
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ class TorchForward:
     """Reads `weights` and writes `memory` in place."""
 
     def __init__(self, weights: EngineWeights, memory: KVMemory):
-        self.weights, self.memory, self.spec = weights, memory, weights.spec
-        self.rope = rope_table(self.spec, memory.num_positions)
+        self.weights, self.spec = weights, weights.spec
+        self.block_size = memory.block_size
+        self.flat = [memory.blocks[layer].view(-1, self.spec.head_dim) for layer in range(self.spec.num_layers)]
+        """Per layer (blocks * 2 * kv_heads * block_size, D)."""
+        self.head_at = torch.arange(self.spec.kv_heads) * self.block_size
+        self.value_offset = self.spec.kv_heads * self.block_size
+        self.rope = torch.empty(0)
 
     def refresh(self) -> None:
         """Nothing is derived from the weights."""
@@ -37,18 +42,18 @@ class TorchForward:
         """(W, V) of the wanted tokens."""
         spec, eps, width = self.spec, self.spec.rms_eps, (self.spec.hidden,)
         num_qk = spec.heads + spec.kv_heads
-        positions, attend = torch.from_numpy(batch.positions), self._attention(batch)
+        slots, positions = torch.from_numpy(batch.slots), torch.from_numpy(batch.positions)
+        attend = self._attention(batch)
         hidden = self.weights.embedding.index_select(0, torch.from_numpy(batch.token_ids))
-        rotation = self.rope.index_select(0, positions).unsqueeze(1)
-        keys_at = (self.memory.key_base.index_select(0, torch.from_numpy(batch.row_of)) + positions.unsqueeze(1)).flatten()
-        values_at = keys_at + self.memory.value_offset
+        rotation = self._rotations(batch).index_select(0, positions).unsqueeze(1)
+        keys_at = self._where(torch.from_numpy(batch.table_RB)[slots], positions[:, None]).flatten()
+        values_at = keys_at + self.value_offset
         for index, layer in enumerate(self.weights.layers):
             qkv = torch.mm(F.rms_norm(hidden, width, None, eps), layer.qkv).view(-1, num_qk + spec.kv_heads, spec.head_dim)
             qk = F.rms_norm(qkv[:, :num_qk], (spec.head_dim,), None, eps).mul_(layer.qk_norm)
             qk = torch.view_as_real(torch.view_as_complex(qk.view(-1, num_qk, spec.head_dim // 2, 2)) * rotation).flatten(2)
-            flat = self.memory.flat[index]
-            flat.index_copy_(0, keys_at, qk[:, spec.heads :].reshape(-1, spec.head_dim))
-            flat.index_copy_(0, values_at, qkv[:, num_qk:].reshape(-1, spec.head_dim))
+            self.flat[index].index_copy_(0, keys_at, qk[:, spec.heads :].reshape(-1, spec.head_dim))
+            self.flat[index].index_copy_(0, values_at, qkv[:, num_qk:].reshape(-1, spec.head_dim))
             hidden = torch.addmm(hidden, attend(index, qk[:, : spec.heads]), layer.out)
             gate_up = torch.mm(F.rms_norm(hidden, width, None, eps), layer.gate_up)
             inner = F.silu(gate_up[:, : spec.intermediate]).mul_(gate_up[:, spec.intermediate :])
@@ -56,40 +61,48 @@ class TorchForward:
         last = hidden.index_select(0, torch.from_numpy(batch.wanted))
         return torch.mm(F.rms_norm(last, width, None, eps), self.weights.head)
 
+    def _where(self, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Index into `flat` of the keys at `positions` (C, L) of calls with blocks `table` (C, blocks): (C, kv_heads, L)."""
+        block = table.gather(1, torch.div(positions, self.block_size, rounding_mode="floor"))
+        at = block * (2 * self.value_offset) + positions % self.block_size
+        return at.unsqueeze(1) + self.head_at[:, None]
+
     def _attention(self, batch: Pass) -> Attend:
-        """Attention of one layer's queries (N, heads, D) to the rows of this pass: (N, heads * D)."""
-        size, parts = batch.num_decoding, []
+        """Attention of one layer's queries (N, heads, D) to the calls of this pass: (N, heads * D)."""
+        size, table = batch.num_decoding, torch.from_numpy(batch.table_RB)
+        parts = []
         if size:
-            parts.append((slice(0, size), self._attend_rows(batch)))
+            last = torch.from_numpy(batch.positions[:size])
+            parts.append((slice(0, size), self._attend_calls(table[torch.from_numpy(batch.slots[:size])], last[:, None])))
         at = size
-        for row, start, length in batch.pieces:
-            parts.append((slice(at, at + length), self._attend_piece(row, start, length)))
+        for slot, start, length in batch.pieces:
+            parts.append(
+                (slice(at, at + length), self._attend_calls(table[slot : slot + 1], torch.arange(start, start + length)[None]))
+            )
             at += length
         return lambda layer, query: torch.cat([attend(layer, query[part]) for part, attend in parts])
 
-    def _attend_rows(self, batch: Pass) -> Attend:
-        size = batch.num_decoding
-        row_B, position_B = torch.from_numpy(batch.row_of[:size]), torch.from_numpy(batch.positions[:size])
-        reach = int(batch.positions[:size].max()) + 1
-        mask = (torch.arange(reach) <= position_B[:, None])[:, None, None]
-        are_first = bool((row_B == torch.arange(size)).all())
+    def _attend_calls(self, table: torch.Tensor, positions: torch.Tensor) -> Attend:
+        """Queries at `positions` (C, Q) of C calls, flattened to (C * Q, heads, D)."""
+        num_calls, num_queries = positions.shape
+        reach = torch.arange(int(positions.max()) + 1)
+        end = positions.max(1, keepdim=True).values
+        keys_at = self._where(table, torch.minimum(reach, end))
+        shape = (num_calls, self.spec.kv_heads, len(reach), self.spec.head_dim)
+        keys_at, values_at = keys_at.flatten(), (keys_at + self.value_offset).flatten()
+        mask = (reach <= positions[..., None]).unsqueeze(1)
 
         def attend(layer: int, query: torch.Tensor) -> torch.Tensor:
-            rows = self.memory.rows[layer, :, :, :, :reach]
-            rows = rows[:size] if are_first else rows.index_select(0, row_B)
-            grouped = query.unflatten(1, (self.spec.kv_heads, -1))
-            return F.scaled_dot_product_attention(grouped, rows[:, 0], rows[:, 1], attn_mask=mask).reshape(size, -1)
-
-        return attend
-
-    def _attend_piece(self, row: int, start: int, length: int) -> Attend:
-        end = start + length
-        mask = torch.arange(end) <= torch.arange(start, end)[:, None]
-
-        def attend(layer: int, query: torch.Tensor) -> torch.Tensor:
-            keys, values = self.memory.rows[layer, row, :, :, :end].unsqueeze(1)
-            query = query.transpose(0, 1).unsqueeze(0)
+            keys = self.flat[layer].index_select(0, keys_at).view(shape)
+            values = self.flat[layer].index_select(0, values_at).view(shape)
+            query = query.unflatten(0, (num_calls, num_queries)).transpose(1, 2)
             out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
-            return out.squeeze(0).transpose(0, 1).reshape(length, -1)
+            return out.transpose(1, 2).reshape(num_calls * num_queries, -1)
 
         return attend
+
+    def _rotations(self, batch: Pass) -> torch.Tensor:
+        num_positions = batch.table_RB.shape[1] * self.block_size
+        if len(self.rope) < num_positions:
+            self.rope = rope_table(self.spec, num_positions)
+        return self.rope

@@ -25,7 +25,7 @@ class _Layer(ctypes.Structure):
 class _Model(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
-        *((name, ctypes.c_int32) for name in ("vocabulary", "head_width", "num_rows", "num_positions")),
+        *((name, ctypes.c_int32) for name in ("vocabulary", "head_width", "num_blocks", "block_size")),
         ("eps", ctypes.c_float),
         *((name, ctypes.c_void_p) for name in ("embedding", "head", "rope")),
         ("layers", ctypes.POINTER(_Layer)),
@@ -54,7 +54,7 @@ class NativeForward:
         self._forward, self._sample, self._scratch_floats = kernels.forward, kernels.sample, kernels.scratch_floats
         self._scratch_floats.restype = ctypes.c_int64
         self._weights, self._memory = weights, memory
-        self._rope = torch.view_as_real(rope_table(weights.spec, memory.num_positions)).contiguous()
+        self._rope = torch.empty(0)
         self._head_width = -(-weights.spec.vocabulary // LANES) * LANES
         self._scratch = np.empty(0, np.float32)
         self.refresh()
@@ -70,24 +70,23 @@ class NativeForward:
         self._layers = (_Layer * spec.num_layers)(*(_Layer(*(part.data_ptr() for part in parts)) for parts in self._packed))
         self._model = _Model(
             *(spec.num_layers, spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.intermediate),
-            *(spec.vocabulary, self._head_width, self._memory.rows.shape[1], self._memory.num_positions),
+            *(spec.vocabulary, self._head_width, self._memory.num_blocks, self._memory.block_size),
             spec.rms_eps,
             *(weights.embedding.data_ptr(), self._head.data_ptr(), self._rope.data_ptr()),
             self._layers,
-            self._memory.rows.data_ptr(),
+            self._memory.blocks.data_ptr(),
         )
         self._pointer = ctypes.pointer(self._model)
 
     def __call__(self, batch: Pass) -> tuple[list[int], list[float]]:
         num_tokens, num_wanted = len(batch.token_ids), len(batch.wanted)
-        needed = self._scratch_floats(self._pointer, ctypes.c_int64(num_tokens))
-        if len(self._scratch) < needed:
-            self._scratch = np.empty(needed, np.float32)
+        self._prepare(num_tokens, batch.table_RB.shape[1])
         logits = np.empty((num_wanted, self._head_width), np.float32)
         self._forward(
             self._pointer,
             ctypes.c_int64(num_tokens),
-            *(_address(array) for array in (batch.token_ids, batch.positions, batch.row_of)),
+            *(_address(array) for array in (batch.token_ids, batch.positions, batch.slots, batch.table_RB)),
+            ctypes.c_int64(batch.table_RB.shape[1]),
             ctypes.c_int64(num_wanted),
             *(_address(array) for array in (batch.wanted, self._scratch, logits)),
         )
@@ -96,6 +95,16 @@ class NativeForward:
         arrays = (logits, temperatures, draws, tokens, logprobs)
         self._sample(self._pointer, ctypes.c_int64(num_wanted), *(_address(array) for array in arrays))
         return tokens.tolist(), logprobs.tolist()
+
+    def _prepare(self, num_tokens: int, table_width: int) -> None:
+        """Rotations and scratch for this many tokens, and for calls of this many blocks."""
+        num_positions = table_width * self._memory.block_size
+        if len(self._rope) < num_positions:
+            self._rope = torch.view_as_real(rope_table(self._weights.spec, num_positions)).contiguous()
+            self._model.rope = self._rope.data_ptr()
+        needed = self._scratch_floats(self._pointer, ctypes.c_int64(num_tokens), ctypes.c_int64(num_positions))
+        if len(self._scratch) < needed:
+            self._scratch = np.empty(needed, np.float32)
 
 
 def pack(matrix: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@
  * an interpreter's dispatch of a hundred operations would be most. Plain C with GCC/Clang vector types: the compiler
  * lowers a vector of 16 floats to what the machine has.
  *
- *   T tokens of the pass; token t sits at positions[t] of row rows[t], and sees positions 0..positions[t] of that row.
+ *   T tokens of the pass; token t stands at positions[t] of the call in slot slots[t], and sees positions 0..positions[t] of it.
  *   Keys and values of all tokens are written before any token looks, so pieces of prompts need no mask.
  *   H hidden, D head_dim, I intermediate. All of H, D, I and the widths of matrices are multiples of 16.
  *   Matrices are packed: panels of up to 64 columns, each panel (inputs, columns) contiguous.
@@ -26,11 +26,11 @@ typedef struct {
 
 typedef struct {
     int32_t num_layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, head_width;
-    int32_t num_rows, num_positions;
+    int32_t num_blocks, block_size;
     float eps;
     const float *embedding, *head, *rope;
     const Layer *layers;
-    float *kv; /* (layers, rows, 2, kv_heads, positions, D) */
+    float *kv; /* (layers, blocks, 2, kv_heads, block_size, D) */
 } Model;
 
 INLINE vec load(const float *at) { return *(const vec *)at; }
@@ -136,79 +136,109 @@ static void norm_and_rotate(float *head, const float *weight, const float *rotat
     }
 }
 
-/* Attention of the `group` query heads that share one key head to `length` positions. `score` (group, length + LANES). */
-INLINE void attend(int group, int vectors, const float *query, const float *key, const float *value, int length, float *score, float *out) {
-    const int dim = vectors * LANES, stride = (length + LANES - 1) / LANES * LANES;
-    vec q[8][8];
-    float inverse[8];
+/* The keys and values that one key head of one call attends to. */
+typedef struct {
+    const float *keys, *values; /* of the head in block 0 */
+    const int64_t *blocks;
+    int64_t block_floats; /* from one block to the next */
+    int block_size, length;
+} Context;
+
+/* Attention of the `group` query heads that share a key head. `score` (group, length rounded up to LANES). */
+INLINE void attend(int group, int vectors, const float *query, Context c, float *score, float *out) {
+    const int dim = vectors * LANES, stride = (c.length + LANES - 1) / LANES * LANES;
     const float scale = 1.0f / sqrtf((float)dim);
+    vec q[4][8], even[4][8], odd[4][8];
+    float total[4];
     for (int g = 0; g < group; g++)
         for (int v = 0; v < vectors; v++) q[g][v] = load(query + g * dim + v * LANES) * scale;
-    for (int p = 0; p < length; p++, key += dim)
-        for (int g = 0; g < group; g++) {
-            vec dot = q[g][0] * load(key);
-            for (int v = 1; v < vectors; v++) dot += q[g][v] * load(key + v * LANES);
-            score[g * stride + p] = sum(dot);
-        }
+    for (int start = 0, b = 0; start < c.length; start += c.block_size, b++) {
+        const float *key = c.keys + c.blocks[b] * c.block_floats;
+        const int count = c.length - start < c.block_size ? c.length - start : c.block_size;
+        for (int p = 0; p < count; p++, key += dim)
+            for (int g = 0; g < group; g++) {
+                vec dot = q[g][0] * load(key);
+                for (int v = 1; v < vectors; v++) dot += q[g][v] * load(key + v * LANES);
+                score[g * stride + start + p] = sum(dot);
+            }
+    }
     for (int g = 0; g < group; g++) {
         float *s = score + g * stride;
-        for (int p = length; p < stride; p++) s[p] = -1e30f;
+        for (int p = c.length; p < stride; p++) s[p] = -1e30f;
         const float top = highest(s, stride);
-        vec total = {0};
+        vec weights = {0};
         for (int p = 0; p < stride; p += LANES) {
             vec e = exp16(load(s + p) - top);
             store(s + p, e);
-            total += e;
+            weights += e;
         }
-        inverse[g] = sum(total);
+        total[g] = sum(weights);
+        for (int v = 0; v < vectors; v++) even[g][v] = odd[g][v] = (vec){0};
     }
-    vec even[8][8] = {0}, odd[8][8] = {0};
-    int p = 0;
-    for (; p + 2 <= length; p += 2, value += 2 * dim)
-        for (int g = 0; g < group; g++)
-            for (int v = 0; v < vectors; v++) {
-                even[g][v] += score[g * stride + p] * load(value + v * LANES);
-                odd[g][v] += score[g * stride + p + 1] * load(value + dim + v * LANES);
-            }
-    for (; p < length; p++)
-        for (int g = 0; g < group; g++)
-            for (int v = 0; v < vectors; v++) even[g][v] += score[g * stride + p] * load(value + v * LANES);
+    for (int start = 0, b = 0; start < c.length; start += c.block_size, b++) {
+        const float *value = c.values + c.blocks[b] * c.block_floats, *s = score + start;
+        const int count = c.length - start < c.block_size ? c.length - start : c.block_size;
+        int p = 0;
+        for (; p + 2 <= count; p += 2, value += 2 * dim)
+            for (int g = 0; g < group; g++)
+                for (int v = 0; v < vectors; v++) {
+                    even[g][v] += s[g * stride + p] * load(value + v * LANES);
+                    odd[g][v] += s[g * stride + p + 1] * load(value + dim + v * LANES);
+                }
+        for (; p < count; p++)
+            for (int g = 0; g < group; g++)
+                for (int v = 0; v < vectors; v++) even[g][v] += s[g * stride + p] * load(value + v * LANES);
+    }
     for (int g = 0; g < group; g++)
-        for (int v = 0; v < vectors; v++) store(out + g * dim + v * LANES, (even[g][v] + odd[g][v]) / inverse[g]);
+        for (int v = 0; v < vectors; v++) store(out + g * dim + v * LANES, (even[g][v] + odd[g][v]) / total[g]);
 }
 
 #define ATTEND(G, V) \
-    if (group == G && vectors == V) return attend(G, V, query, key, value, length, score, out)
-static void attend_group(int group, int vectors, const float *query, const float *key, const float *value, int length, float *score, float *out) {
+    if (group == G && vectors == V) return attend(G, V, query, context, score, out)
+static void attend_group(int group, int vectors, const float *query, Context context, float *score, float *out) {
     ATTEND(1, 1); ATTEND(1, 2); ATTEND(1, 4); ATTEND(1, 8);
     ATTEND(2, 1); ATTEND(2, 2); ATTEND(2, 4); ATTEND(2, 8);
     ATTEND(4, 1); ATTEND(4, 2); ATTEND(4, 4); ATTEND(4, 8);
 }
 
-static float *kv_of(const Model *m, int layer, int64_t row, int is_value, int head) {
-    return m->kv + (((((int64_t)layer * m->num_rows + row) * 2 + is_value) * m->kv_heads + head) * m->num_positions) * m->head_dim;
+/* The tokens of a pass, and where their calls lie. */
+typedef struct {
+    int num_tokens;
+    const int64_t *positions, *slots, *table;
+    int64_t table_width;
+} Tokens;
+
+/* Keys (is_value 0) or values (1) of one head of one block of one layer: (block_size, D). */
+static float *kv_of(const Model *m, int layer, int64_t block, int is_value, int head) {
+    return m->kv + ((((layer * (int64_t)m->num_blocks + block) * 2 + is_value) * m->kv_heads + head) * m->block_size) * m->head_dim;
 }
 
-/* Rotate queries and keys of `qkv`, write keys and values to their rows. */
-static void place(const Model *m, int layer, float *qkv, int width, int num_tokens, const int64_t *positions, const int64_t *rows) {
+/* Rotate queries and keys of `qkv`, write keys and values to their blocks. */
+static void place(const Model *m, int layer, float *qkv, int width, const Tokens *tokens) {
     const int dim = m->head_dim, num_qk = m->heads + m->kv_heads;
-    for (int t = 0; t < num_tokens; t++) {
-        float *token = qkv + (int64_t)t * width;
-        const float *rotation = m->rope + positions[t] * dim;
-        for (int h = 0; h < num_qk; h++) norm_and_rotate(token + h * dim, m->layers[layer].qk_norm + h * dim, rotation, dim, m->eps);
+    for (int t = 0; t < tokens->num_tokens; t++, qkv += width) {
+        const int64_t position = tokens->positions[t], at = position % m->block_size * dim;
+        const int64_t block = tokens->table[tokens->slots[t] * tokens->table_width + position / m->block_size];
+        const float *rotation = m->rope + position * dim;
+        for (int h = 0; h < num_qk; h++) norm_and_rotate(qkv + h * dim, m->layers[layer].qk_norm + h * dim, rotation, dim, m->eps);
         for (int h = 0; h < m->kv_heads; h++) {
-            memcpy(kv_of(m, layer, rows[t], 0, h) + positions[t] * dim, token + (m->heads + h) * dim, 4 * dim);
-            memcpy(kv_of(m, layer, rows[t], 1, h) + positions[t] * dim, token + (num_qk + h) * dim, 4 * dim);
+            memcpy(kv_of(m, layer, block, 0, h) + at, qkv + (m->heads + h) * dim, 4 * dim);
+            memcpy(kv_of(m, layer, block, 1, h) + at, qkv + (num_qk + h) * dim, 4 * dim);
         }
     }
 }
 
-static void attention(const Model *m, int layer, const float *qkv, int width, int num_tokens, const int64_t *positions, const int64_t *rows, float *score, float *out) {
+/* Head by head, so that a prefix that many calls share is read from the cache by all but the first. */
+static void attention(const Model *m, int layer, const float *qkv, int width, const Tokens *tokens, float *score, float *out) {
     const int dim = m->head_dim, group = m->heads / m->kv_heads;
-    for (int t = 0; t < num_tokens; t++)
-        for (int h = 0; h < m->kv_heads; h++)
-            attend_group(group, dim / LANES, qkv + (int64_t)t * width + h * group * dim, kv_of(m, layer, rows[t], 0, h),
-                         kv_of(m, layer, rows[t], 1, h), (int)positions[t] + 1, score, out + ((int64_t)t * m->heads + h * group) * dim);
+    const int64_t block_floats = 2ll * m->kv_heads * m->block_size * dim;
+    for (int h = 0; h < m->kv_heads; h++)
+        for (int t = 0; t < tokens->num_tokens; t++) {
+            Context context = {kv_of(m, layer, 0, 0, h), kv_of(m, layer, 0, 1, h), tokens->table + tokens->slots[t] * tokens->table_width,
+                               block_floats, m->block_size, (int)tokens->positions[t] + 1};
+            attend_group(group, dim / LANES, qkv + (int64_t)t * width + h * group * dim, context, score,
+                         out + ((int64_t)t * m->heads + h * group) * dim);
+        }
 }
 
 /* act (T, I) = silu(gate) * up of gate_up (T, 2 I). */
@@ -220,16 +250,17 @@ static void swiglu(const float *gate_up, float *act, int num_tokens, int inner) 
         }
 }
 
-/* Floats of scratch that a pass of `num_tokens` with `num_wanted` rows of logits needs. */
-int64_t scratch_floats(const Model *m, int64_t num_tokens) {
+/* Floats of scratch that a pass of `num_tokens` over calls of up to `num_positions` needs. */
+int64_t scratch_floats(const Model *m, int64_t num_tokens, int64_t num_positions) {
     int64_t width = (m->heads + 2 * m->kv_heads) * m->head_dim;
     int64_t per_token = 2 * m->hidden + width + m->heads * m->head_dim + 3 * (int64_t)m->intermediate;
-    return num_tokens * per_token + 8 * ((int64_t)m->num_positions + LANES);
+    return num_tokens * per_token + 4 * (num_positions + LANES);
 }
 
 /* logits (W, head_width): of the tokens whose indices are wanted[0..W-1]. */
-void forward(const Model *m, int64_t num_tokens, const int64_t *token_ids, const int64_t *positions, const int64_t *rows,
-             int64_t num_wanted, const int64_t *wanted, float *scratch, float *logits) {
+void forward(const Model *m, int64_t num_tokens, const int64_t *token_ids, const int64_t *positions, const int64_t *slots,
+             const int64_t *table, int64_t table_width, int64_t num_wanted, const int64_t *wanted, float *scratch, float *logits) {
+    const Tokens tokens = {(int)num_tokens, positions, slots, table, table_width};
     const int hidden = m->hidden, inner = m->intermediate, heads_dim = m->heads * m->head_dim;
     const int width = heads_dim + 2 * m->kv_heads * m->head_dim, n = (int)num_tokens;
     float *x = scratch, *norm = x + num_tokens * hidden, *qkv = norm + num_tokens * hidden, *mixed = qkv + num_tokens * width;
@@ -239,8 +270,8 @@ void forward(const Model *m, int64_t num_tokens, const int64_t *token_ids, const
         const Layer *layer = &m->layers[l];
         rms_norm(x, norm, n, hidden, m->eps);
         multiply(norm, n, hidden, layer->qkv, qkv, width, 0);
-        place(m, l, qkv, width, n, positions, rows);
-        attention(m, l, qkv, width, n, positions, rows, score, mixed);
+        place(m, l, qkv, width, &tokens);
+        attention(m, l, qkv, width, &tokens, score, mixed);
         multiply(mixed, n, heads_dim, layer->out, x, hidden, 1);
         rms_norm(x, norm, n, hidden, m->eps);
         multiply(norm, n, hidden, layer->gate_up, gate_up, 2 * inner, 0);

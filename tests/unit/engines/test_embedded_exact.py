@@ -13,6 +13,7 @@ from qwengyre.engines.api import GenerateRequest, Sampling, TokenChunk
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.core import EngineCore
 from qwengyre.engines.model import read_spec, read_weights
+from qwengyre.engines.native.build import library
 from qwengyre.testing.engines import tiny_parameters, write_tiny_qwen3
 
 BOUND = 1e-5
@@ -39,22 +40,26 @@ class Audit:
         return float((reference - torch.tensor(chunk.logprobs)).abs().max())
 
 
-def make_core(model_dir: Path, **settings: int) -> EngineCore:
-    core = EngineCore(
-        read_spec(model_dir),
-        EngineConfig(**{"max_running": 4, "max_context_tokens": 300, "prefill_chunk": 50} | settings),
-        version=0,
-    )
-    core.set_weights(read_weights(model_dir))
+@pytest.fixture(params=["native", "torch"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    if request.param == "native" and library() is None:
+        return "auto"
+    return request.param
+
+
+def make_core(model_dir: Path, kernels: str, **settings: int) -> EngineCore:
+    config = EngineConfig(**{"max_running": 4, "max_context_tokens": 300, "prefill_chunk": 50, "kernels": kernels} | settings)
+    core = EngineCore(read_spec(model_dir), config, version=0)
+    core.load_weights(read_weights(model_dir), 0)
     return core
 
 
 def make_requests(count: int, temperatures: tuple[float, ...] = (1.0,)) -> list[GenerateRequest]:
     generator = np.random.default_rng(3)
-    shared = generator.integers(0, 96, 30)
+    shared = generator.integers(0, 90, 30)
     requests = []
     for index in range(count):
-        prompt = np.concatenate([shared, generator.integers(0, 96, int(generator.integers(1, 140)))]).astype(np.int32)
+        prompt = np.concatenate([shared, generator.integers(0, 90, int(generator.integers(1, 140)))]).astype(np.int32)
         sampling = Sampling(temperatures[index % len(temperatures)], int(generator.integers(5, 90)), (), seed=index)
         requests.append(GenerateRequest(f"r{index}", prompt.tobytes(), sampling))
     return requests
@@ -65,10 +70,19 @@ def drain(core: EngineCore, chunks: list[TokenChunk]) -> None:
         chunks += core.iterate()
 
 
-@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False}, {"num_key_value_heads": 4}, {"rope_theta": 1e6}])
-def test_logprobs_match_a_reference_forward_in_any_batch(tmp_path: Path, changes: dict[str, object]):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": False},
+        {"num_key_value_heads": 4},
+        {"rope_theta": 1e6},
+        {"vocab_size": 103, "head_dim": 32, "num_key_value_heads": 1},
+    ],
+)
+def test_logprobs_match_a_reference_forward_in_any_batch(tmp_path: Path, kernels: str, changes: dict[str, object]):
     model_dir = write_tiny_qwen3(tmp_path, **changes)
-    core, audit = make_core(model_dir), Audit(model_dir)
+    core, audit = make_core(model_dir, kernels), Audit(model_dir)
     requests, chunks = make_requests(10, (1.0, 0.6, 0.0, 1.7)), []
     for request in requests:
         core.submit(request)
@@ -80,9 +94,9 @@ def test_logprobs_match_a_reference_forward_in_any_batch(tmp_path: Path, changes
             known = np.concatenate([known, np.array(chunk.token_ids, np.int32)])
 
 
-def test_calls_that_span_publishes_match_under_the_version_of_each_chunk(tmp_path: Path):
+def test_calls_that_span_publishes_match_under_the_version_of_each_chunk(tmp_path: Path, kernels: str):
     model_dir = write_tiny_qwen3(tmp_path)
-    core, audit = make_core(model_dir), Audit(model_dir)
+    core, audit = make_core(model_dir, kernels), Audit(model_dir)
     versions = {0: read_weights(model_dir)} | {version: tiny_parameters(model_dir, seed=version) for version in (1, 2, 3)}
     requests, chunks = make_requests(7), []
     for request in requests:
@@ -105,8 +119,8 @@ def test_calls_that_span_publishes_match_under_the_version_of_each_chunk(tmp_pat
                 known = np.concatenate([known, np.array(chunk.token_ids, np.int32)])
 
 
-def test_every_token_of_the_output_is_in_exactly_one_chunk(tmp_path: Path):
-    core, chunks = make_core(write_tiny_qwen3(tmp_path)), []
+def test_every_token_of_the_output_is_in_exactly_one_chunk(tmp_path: Path, kernels: str):
+    core, chunks = make_core(write_tiny_qwen3(tmp_path), kernels), []
     requests = make_requests(9)
     for request in requests:
         core.submit(request)
@@ -115,9 +129,9 @@ def test_every_token_of_the_output_is_in_exactly_one_chunk(tmp_path: Path):
     assert core.counts.tokens_generated == sum(request.sampling.max_tokens for request in requests)
 
 
-def test_blocks_that_were_evicted_are_computed_again(tmp_path: Path):
+def test_blocks_that_were_evicted_are_computed_again(tmp_path: Path, kernels: str):
     model_dir = write_tiny_qwen3(tmp_path)
-    small, large = make_core(model_dir, kv_blocks=6), make_core(model_dir)
+    small, large = make_core(model_dir, kernels, kv_blocks=21), make_core(model_dir, kernels)
     results = []
     for core in (small, large):
         chunks: list[TokenChunk] = []
