@@ -14,7 +14,7 @@ import numpy as np
 from qwengyre.core.arrays import FLAG
 from qwengyre.core.ids import CallId
 from qwengyre.core.records import PathSegment, Role
-from qwengyre.trajectory.tree import Span, TrajectoryTree
+from qwengyre.trajectory.tree import Span, TrajectoryTree, TreeNode
 
 
 class CandidatePath(msgspec.Struct, frozen=True):
@@ -51,16 +51,9 @@ def candidate_paths(tree: TrajectoryTree, roles: Mapping[CallId, Role]) -> list[
     return [CandidatePath(roles[span.call], span.call, tree.segments_to(node, span.stop)) for node, span in reversed(ends)]
 
 
-def target_T(
-    tree: TrajectoryTree, segments: tuple[PathSegment, ...], roles: Mapping[CallId, Role], masked: frozenset[int] | set[int]
-) -> np.ndarray:
-    """bool: which tokens of a path are trained, those of `masked` nodes left out."""
-    target_T = np.zeros(sum(part.num_tokens for part in segments), FLAG)
-    position = 0
-    for part in segments:
-        if part.node not in masked:
-            for span in tree.nodes[part.node].spans:
-                if span.start < part.num_tokens and is_target(span, roles):
-                    target_T[position + span.start : position + min(span.stop, part.num_tokens)] = True
-        position += part.num_tokens
+def target_T(node: TreeNode, roles: Mapping[CallId, Role]) -> np.ndarray:
+    """bool: which tokens of a node are trained by someone."""
+    target_T = np.zeros(node.num_tokens, FLAG)
+    for span in node.spans:
+        target_T[span.start : span.stop] = is_target(span, roles)
     return target_T

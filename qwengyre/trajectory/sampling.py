@@ -35,11 +35,12 @@ def sample_trajectories(
         drawn = _draw(paths, unmasked, rng)
         if drawn is None:
             break
-        chosen.append(_trajectory(tree, drawn, roles, masked))
-        for node in {part.node for part in drawn.segments} - masked:
+        fresh = {part.node for part in drawn.segments} - masked
+        chosen.append(_trajectory(tree, drawn, roles, fresh))
+        for node in fresh:
             for index in visitors[node]:
                 unmasked[index] -= targets[node]
-            masked.add(node)
+        masked |= fresh
     return tuple(chosen)
 
 
@@ -52,13 +53,20 @@ def _draw(paths: list[CandidatePath], unmasked: list[int], rng: np.random.Genera
     return None
 
 
-def _trajectory(tree: TrajectoryTree, path: CandidatePath, roles: Mapping[CallId, Role], masked: set[int]) -> Trajectory:
+def _trajectory(tree: TrajectoryTree, path: CandidatePath, roles: Mapping[CallId, Role], fresh: set[int]) -> Trajectory:
+    """`fresh`: the nodes of the path that no trajectory before it has trained."""
     logprob_T, version_T = tree.behavior_T(path.segments)
+    trainable_T = np.zeros(path.num_tokens, FLAG)
+    position = 0
+    for part in path.segments:
+        if part.node in fresh:
+            trainable_T[position : position + part.num_tokens] = target_T(tree.nodes[part.node], roles)[: part.num_tokens]
+        position += part.num_tokens
     return Trajectory(
         role=path.role,
         segments=path.segments,
         token_ids_T=pack(tree.token_ids_T(path.segments), TOKEN),
-        trainable_T=pack(target_T(tree, path.segments, roles, masked), FLAG),
+        trainable_T=pack(trainable_T, FLAG),
         logprob_T=pack(logprob_T, LOGPROB),
         version_T=pack(version_T, VERSION),
     )

@@ -81,6 +81,7 @@ class TrajectoryTree:
         self._log = CallLog()
         self._nodes: tuple[TreeNode, ...] | None = None
         self._ends: dict[CallId, tuple[int, int]] | None = None
+        self._behavior: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._calls: dict[CallId, RecordedCall] = {}
         self._empty_rows: list[CallId] = []
         self._left_out: list[CallId] = []
@@ -96,6 +97,7 @@ class TrajectoryTree:
         """Take one event, in any interleaving of the calls. Raises RecordError when a call contradicts itself."""
         self._log.apply(event)
         self._nodes = self._ends = None
+        self._behavior.clear()
 
     @property
     def nodes(self) -> tuple[TreeNode, ...]:
@@ -151,17 +153,14 @@ class TrajectoryTree:
 
     def behavior_T(self, segments: tuple[PathSegment, ...]) -> tuple[np.ndarray, np.ndarray]:
         """(float32 recorded log-prob, int32 policy version) of a path's tokens: 0 and CONTEXT_VERSION where not sampled."""
-        num_tokens = sum(part.num_tokens for part in segments)
-        logprob_T, version_T = np.zeros(num_tokens, LOGPROB), np.full(num_tokens, CONTEXT_VERSION, VERSION)
-        for position, span in self.spans_of(segments):
-            if span.is_sampled:
-                here = slice(position, position + span.num_tokens)
-                source = slice(span.first_sampled, span.first_sampled + span.num_tokens)
-                logprob_T[here], version_T[here] = (
-                    self.calls[span.call].logprob_S[source],
-                    self.calls[span.call].version_S[source],
-                )
-        return logprob_T, version_T
+        parts = [(self._behavior_of(part.node), part.num_tokens) for part in segments]
+        logprob_T = np.concatenate([np.empty(0, LOGPROB), *(logprob[:stop] for (logprob, _), stop in parts)])
+        return logprob_T, np.concatenate([np.empty(0, VERSION), *(version[:stop] for (_, version), stop in parts)])
+
+    def _behavior_of(self, node: int) -> tuple[np.ndarray, np.ndarray]:
+        if node not in self._behavior:
+            self._behavior[node] = _node_behavior(self.nodes[node], self.calls)
+        return self._behavior[node]
 
     def validate(self, *, final: bool = True) -> None:
         """Check the rules atop this file. `final` also demands that no call waits for its base.
@@ -188,6 +187,16 @@ class TrajectoryTree:
                 stop += num_tokens
             if stop != call.num_sampled:
                 raise InvariantViolated("every sampled token stands once", f"{call.call}: {stop} of {call.num_sampled} tokens")
+
+
+def _node_behavior(node: TreeNode, calls: dict[CallId, RecordedCall]) -> tuple[np.ndarray, np.ndarray]:
+    """(float32 log-prob, int32 version) of a node's tokens."""
+    logprob_T, version_T = np.zeros(node.num_tokens, LOGPROB), np.full(node.num_tokens, CONTEXT_VERSION, VERSION)
+    for span in node.spans:
+        if span.is_sampled:
+            here, source = slice(span.start, span.stop), slice(span.first_sampled, span.first_sampled + span.num_tokens)
+            logprob_T[here], version_T[here] = calls[span.call].logprob_S[source], calls[span.call].version_S[source]
+    return logprob_T, version_T
 
 
 def _validate_node(node: TreeNode, nodes: tuple[TreeNode, ...]) -> None:
