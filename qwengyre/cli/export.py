@@ -21,7 +21,7 @@ from qwengyre.core.records import Trajectory
 from qwengyre.runtime.records import ExecutionDone
 from qwengyre.trajectory.advantages import group_advantages
 from qwengyre.trajectory.config import TrajectoryConfig
-from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules
+from qwengyre.trajectory.harness_rules import HarnessRules
 from qwengyre.trajectory.process import execution_rng
 from qwengyre.trajectory.roles import assign_roles
 from qwengyre.trajectory.sampling import sample_trajectories
@@ -68,6 +68,9 @@ def export(
         str | None,
         typer.Option(help="Name in the `renderers` package that reads answers (qwen3, qwen35, ...); the run's by default."),
     ] = None,
+    harness_rules: Annotated[
+        Path | None, typer.Option(help="TOML file that tells the roles of a harness; the run's own by default.")
+    ] = None,
 ) -> None:
     """Write the trajectories of a run, as they were chosen for training.
 
@@ -75,7 +78,7 @@ def export(
     """
     sources = open_run(run)
     config = run_config(sources)
-    rules = load_harness_rules(config.trajectory) if config else BUILTIN
+    rules = load_harness_rules(config, harness_rules)
     scores = read_scores(sources.controller_journal)
     rows = _rows(sources, config, rules, scores, j_max)
     wanted = (row for row in rows if min_reward is None or (row.reward is not None and row.reward >= min_reward))

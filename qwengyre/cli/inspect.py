@@ -19,7 +19,7 @@ from qwengyre.core.records import Role
 from qwengyre.dashboard.tree_page import tree_page
 from qwengyre.dashboard.tree_rows import NodeRow, numbers, short, tree_rows
 from qwengyre.runtime.records import ExecutionDone
-from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules
+from qwengyre.trajectory.harness_rules import HarnessRules
 from qwengyre.trajectory.roles import assign_roles, detect_harness
 
 _ORIGIN_STYLE = {"context": "bright_black", "trained": "green", "masked": "dark_orange"}
@@ -54,12 +54,15 @@ def inspect(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Model folder to read the tokens as text; the run's own by default.")
     ] = None,
+    harness_rules: Annotated[
+        Path | None, typer.Option(help="TOML file that tells the roles of a harness; the run's own by default.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="List as JSON, one execution a line.")] = False,
 ) -> None:
     """List the executions of a run, or show the tree of one."""
     sources = open_run(run)
     config = run_config(sources)
-    rules = load_harness_rules(config.trajectory) if config else BUILTIN
+    rules = load_harness_rules(config, harness_rules)
     scores = read_scores(sources.controller_journal)
     if execution is None:
         lines = [_line(recorded, scores, rules) for recorded in last_attempts(sources.gateway_journal, scores.done)]

@@ -10,7 +10,6 @@ from qwengyre.config.run import RunConfig, load_run
 from qwengyre.core.errors import ConfigError
 from qwengyre.dashboard.tree_rows import Decode
 from qwengyre.gateway.tokenizer import FastTokenizer
-from qwengyre.trajectory.config import TrajectoryConfig
 from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules, rules_from_toml
 
 
@@ -19,15 +18,16 @@ def run_config(sources: RunSources) -> RunConfig | None:
     return load_run(sources.config) if sources.config is not None else None
 
 
-def load_harness_rules(trajectory: TrajectoryConfig) -> tuple[HarnessRules, ...]:
-    """The user's rules, then the built-in ones. Raises ConfigError for a file that cannot be read."""
-    if not trajectory.harness_rules:
+def load_harness_rules(config: RunConfig | None, given: Path | None) -> tuple[HarnessRules, ...]:
+    """The rules of the file given, else of the run's, then the built-in ones. Raises ConfigError for a file that cannot be read."""
+    file = str(given) if given is not None else config.trajectory.harness_rules if config is not None else ""
+    if not file:
         return BUILTIN
     try:
-        text = Path(trajectory.harness_rules).read_text(encoding="utf-8")
+        text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the harness rules: {error}", key="trajectory.harness_rules") from error
-    return rules_from_toml(text, trajectory.harness_rules)
+    return rules_from_toml(text, file)
 
 
 def find_tokenizer(sources: RunSources, config: RunConfig | None, given: Path | None) -> Path | None:

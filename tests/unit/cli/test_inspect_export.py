@@ -163,6 +163,13 @@ class TestInspect:
         assert text.count('class="node"') == 2
         assert "http" not in text.replace("http-equiv", "")
 
+    def test_rules_of_a_harness_can_be_given(self, run, tmp_path):
+        rules = tmp_path / "rules.toml"
+        rules.write_text('[[harness]]\nname = "mine"\ndetect = [{has_tools = true}]\nside = [{has_tools = true}]\n')
+        line = json.loads(call("inspect", run, "--json", "--harness-rules", rules).splitlines()[0])
+        assert (line["harness"], line["roles"]) == ("mine", {"side": 3})
+        assert "cannot read" in refused("inspect", run, "--harness-rules", tmp_path / "missing.toml")
+
     def test_unknown_execution_names_what_there_is(self, run):
         assert "e000000-1" in refused("inspect", run, "--execution", "e9")
 
