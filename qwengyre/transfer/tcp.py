@@ -1,0 +1,208 @@
+"""Transfer over TCP: a block server in a thread of the owner's process. Needs nothing but a socket.
+
+One-sided from where the reader and the owner stand: the owner's own threads take no part in a read. Reading is
+
+    reader  -> length u32, msgpack Wanted
+    server  -> status u8 (OK, or STALE with length u32 and the reason), the bytes of every region in order, status u8
+
+The second status tells whether version, epoch or bytes changed while they were sent. Exposures are named by 128 random
+bits, so that only those who were told of one can read it; the bytes are not encrypted.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import struct
+import threading
+
+import msgspec
+import numpy as np
+
+from qwengyre.core.errors import StaleRead, TransferError
+from qwengyre.transfer.api import Exposure
+from qwengyre.transfer.layout import as_bytes, destinations, lay_out, views
+
+log = logging.getLogger(__name__)
+OK, STALE = b"\0", b"\1"
+LENGTH = struct.Struct("<I")
+MAX_REQUEST_BYTES = 1 << 20
+MAX_READERS = 64
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """What a reader asks for."""
+
+    name: str
+    epoch: int
+    version: int
+    pieces: list[tuple[int, int]]
+    """(offset, bytes)"""
+
+
+class _Segment:
+    """Exposed memory with the state that fences readers."""
+
+    def __init__(self, num_bytes: int, *, version: int, epoch: int):
+        self.memory = memoryview(np.zeros(num_bytes, np.uint8))
+        self.epoch, self.version, self.sequence, self.is_released = epoch, version, 0, False
+
+    def why_stale(self, wanted: Wanted) -> str | None:
+        if self.is_released:
+            return "was released"
+        if (self.epoch, self.version) != (wanted.epoch, wanted.version):
+            return f"holds version {self.version} of epoch {self.epoch}, not {wanted.version} of {wanted.epoch}"
+        return "is being written" if self.sequence % 2 else None
+
+
+class TcpCarrier:
+    """Carrier over TCP. Thread-safe; an owner's `buffers` belong to one writer.
+
+    Listens on `host` from construction on. `deadline_s` bounds every wait of a reader and of the server for a reader.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", *, deadline_s: float = 30.0):
+        self._deadline_s = deadline_s
+        self._segments: dict[str, _Segment] = {}
+        self._readers = threading.BoundedSemaphore(MAX_READERS)
+        try:
+            self._listener = socket.create_server((host, 0), backlog=MAX_READERS)
+        except OSError as error:
+            raise TransferError(f"cannot listen on {host}: {error.strerror}") from error
+        self._address = f"{host}:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, name="tcp-carrier", daemon=True).start()
+
+    def expose(self, arrays: dict[str, np.ndarray], *, version: int, epoch: int) -> Exposure:
+        regions, num_bytes = lay_out(arrays)
+        segment = _Segment(num_bytes, version=version, epoch=epoch)
+        for name, view in views(regions, segment.memory).items():
+            np.copyto(view, arrays[name])
+        name = secrets.token_hex(16)
+        self._segments[name] = segment
+        return Exposure("tcp", f"{self._address}/{name}", regions, version, epoch, num_bytes)
+
+    def buffers(self, exposure: Exposure) -> dict[str, np.ndarray]:
+        return views(exposure.regions, self._own(exposure).memory)
+
+    def begin_write(self, exposure: Exposure) -> None:
+        self._own(exposure).sequence |= 1
+
+    def republish(self, exposure: Exposure, *, version: int) -> Exposure:
+        segment = self._own(exposure)
+        segment.version = version
+        segment.sequence = (segment.sequence | 1) + 1
+        return msgspec.structs.replace(exposure, version=version)
+
+    def read(self, exposure: Exposure, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+        targets = destinations(exposure, into)
+        address, _, name = exposure.location.rpartition("/")
+        host, _, port = address.rpartition(":")
+        pieces = [(region.offset, region.num_bytes) for region in targets]
+        request = msgspec.msgpack.encode(Wanted(name, exposure.epoch, exposure.version, pieces))
+        try:
+            with socket.create_connection((host, int(port)), timeout=self._deadline_s) as connection:
+                connection.sendall(LENGTH.pack(len(request)) + request)
+                _check_status(connection, exposure)
+                for array in targets.values():
+                    _receive(connection, as_bytes(array))
+                _check_status(connection, exposure)
+        except TimeoutError as error:
+            raise TransferError(f"{address} did not send within {self._deadline_s} s") from error
+        except OSError as error:
+            raise TransferError(f"{address} cannot be read: {error}") from error
+        return {region.name: array for region, array in targets.items()}
+
+    def release(self, exposure: Exposure) -> None:
+        segment = self._segments.pop(_name(exposure), None)
+        if segment is not None:
+            segment.is_released = True
+
+    def close(self) -> None:
+        for segment in self._segments.values():
+            segment.is_released = True
+        self._segments.clear()
+        self._listener.close()
+
+    def _own(self, exposure: Exposure) -> _Segment:
+        try:
+            return self._segments[_name(exposure)]
+        except KeyError:
+            raise TransferError(f"{exposure.location} is not exposed by this process") from None
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            if not self._readers.acquire(timeout=self._deadline_s):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="tcp-carrier-read", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                connection.settimeout(self._deadline_s)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._answer(connection)
+        except (OSError, TransferError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.debug("read_not_served", extra={"reason": str(error)})
+        finally:
+            self._readers.release()
+
+    def _answer(self, connection: socket.socket) -> None:
+        header = bytearray(LENGTH.size)
+        _receive(connection, memoryview(header))
+        (size,) = LENGTH.unpack(header)
+        if size > MAX_REQUEST_BYTES:
+            raise TransferError(f"a request of {size} bytes")
+        body = bytearray(size)
+        _receive(connection, memoryview(body))
+        wanted = msgspec.msgpack.decode(body, type=Wanted)
+        segment = self._segments.get(wanted.name)
+        before = segment.sequence if segment is not None else 0
+        reason = "was released" if segment is None else segment.why_stale(wanted)
+        if segment is None or reason is not None:
+            _send_stale(connection, reason)
+            return
+        connection.sendall(OK)
+        for offset, num_bytes in wanted.pieces:
+            if offset < 0 or num_bytes < 0 or offset + num_bytes > len(segment.memory):
+                raise TransferError(f"a read of {num_bytes} bytes at {offset} of {len(segment.memory)}")
+            connection.sendall(segment.memory[offset : offset + num_bytes])
+        if segment.why_stale(wanted) is None and segment.sequence == before:
+            connection.sendall(OK)
+        else:
+            _send_stale(connection, "was rewritten during the read")
+
+
+def _name(exposure: Exposure) -> str:
+    return exposure.location.rpartition("/")[2]
+
+
+def _send_stale(connection: socket.socket, reason: str | None) -> None:
+    text = (reason or "").encode()
+    connection.sendall(STALE + LENGTH.pack(len(text)) + text)
+
+
+def _check_status(connection: socket.socket, exposure: Exposure) -> None:
+    status = bytearray(1)
+    _receive(connection, memoryview(status))
+    if status == OK:
+        return
+    header = bytearray(LENGTH.size)
+    _receive(connection, memoryview(header))
+    reason = bytearray(min(LENGTH.unpack(header)[0], MAX_REQUEST_BYTES))
+    _receive(connection, memoryview(reason))
+    raise StaleRead(f"{exposure.location.partition('/')[0]}: the exposure {reason.decode(errors='replace')}")
+
+
+def _receive(connection: socket.socket, target: memoryview) -> None:
+    done = 0
+    while done < len(target):
+        num_read = connection.recv_into(target[done:])
+        if num_read == 0:
+            raise TransferError(f"the connection ended after {done} of {len(target)} bytes")
+        done += num_read

@@ -1,0 +1,230 @@
+"""What every carrier must do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from qwengyre.core.errors import StaleRead, TransferError
+from qwengyre.transfer.api import Carrier, Exposure
+from qwengyre.transfer.shm import ShmCarrier, cleanup
+from qwengyre.transfer.tcp import TcpCarrier
+
+OWNER = """
+import sys, msgspec, numpy as np
+from qwengyre.transfer.shm import ShmCarrier
+from qwengyre.transfer.tcp import TcpCarrier
+carrier = ShmCarrier(sys.argv[2]) if sys.argv[1] == "shm" else TcpCarrier()
+arrays = {"weights": np.arange(300_000, dtype=np.float32), "empty": np.zeros((0, 4), np.float32)}
+sys.stdout.buffer.write(msgspec.json.encode(carrier.expose(arrays, version=5, epoch=2)) + b"\\n")
+sys.stdout.flush()
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Iterator[str]:
+    name = f"qg-carrier-{os.getpid()}-{tmp_path.name}"
+    yield name
+    cleanup(name)
+
+
+@pytest.fixture
+def carrier(kind: str, prefix: str) -> Iterator[Carrier]:
+    made = make(kind, prefix)
+    yield made
+    made.close()
+
+
+def make(kind: str, prefix: str) -> Carrier:
+    return ShmCarrier(prefix) if kind == "shm" else TcpCarrier(deadline_s=10)
+
+
+def arrays() -> dict[str, np.ndarray]:
+    return {
+        "float": np.linspace(0, 1, 1000, dtype=np.float32).reshape(10, 100),
+        "int": np.arange(7, dtype=np.int64),
+        "empty": np.zeros((0, 3), np.float32),
+        "bytes": np.frombuffer(b"qwengyre", np.uint8),
+        "transposed": np.arange(12, dtype=np.float64).reshape(3, 4).T,
+    }
+
+
+def test_what_is_read_is_what_was_exposed(carrier):
+    exposure = carrier.expose(arrays(), version=3, epoch=1)
+    read = carrier.read(exposure)
+    assert list(read) == list(arrays())
+    for name, array in arrays().items():
+        np.testing.assert_array_equal(read[name], array)
+        assert read[name].dtype == array.dtype
+        assert read[name].flags.writeable
+
+
+def test_an_exposure_survives_the_control_plane(carrier):
+    exposure = carrier.expose(arrays(), version=3, epoch=1)
+    told = msgspec.msgpack.decode(msgspec.msgpack.encode(exposure), type=Exposure)
+    np.testing.assert_array_equal(carrier.read(told)["int"], arrays()["int"])
+
+
+def test_reading_into_some_arrays_touches_those_alone(carrier):
+    exposure = carrier.expose(arrays(), version=3, epoch=1)
+    target = np.zeros(7, np.int64)
+    assert list(carrier.read(exposure, {"int": target})) == ["int"]
+    np.testing.assert_array_equal(target, arrays()["int"])
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        {"int": np.zeros(8, np.int64)},
+        {"int": np.zeros(7, np.int32)},
+        {"int": np.zeros(14, np.int64)[::2]},
+        {"unknown": np.zeros(1)},
+    ],
+)
+def test_a_destination_that_does_not_fit_is_refused(carrier, target):
+    exposure = carrier.expose(arrays(), version=3, epoch=1)
+    with pytest.raises(TransferError):
+        carrier.read(exposure, target)
+
+
+def test_another_version_or_epoch_is_stale(carrier):
+    exposure = carrier.expose(arrays(), version=3, epoch=1)
+    for other in ({"version": 4}, {"epoch": 2}):
+        with pytest.raises(StaleRead):
+            carrier.read(msgspec.structs.replace(exposure, **other))
+
+
+def test_bytes_change_under_a_new_version_only(carrier):
+    exposure = carrier.expose({"x": np.zeros(5, np.float32)}, version=1, epoch=1)
+    carrier.begin_write(exposure)
+    with pytest.raises(StaleRead):
+        carrier.read(exposure)
+    carrier.buffers(exposure)["x"][:] = 7
+    newer = carrier.republish(exposure, version=2)
+    np.testing.assert_array_equal(carrier.read(newer)["x"], np.full(5, 7, np.float32))
+    with pytest.raises(StaleRead):
+        carrier.read(exposure)
+
+
+def test_released_memory_cannot_be_read(carrier):
+    exposure = carrier.expose(arrays(), version=3, epoch=1)
+    carrier.release(exposure)
+    carrier.release(exposure)
+    with pytest.raises(StaleRead):
+        carrier.read(exposure)
+    with pytest.raises(TransferError):
+        carrier.buffers(exposure)
+
+
+def test_only_the_owner_writes(carrier, kind, prefix):
+    exposure = carrier.expose(arrays(), version=3, epoch=1)
+    other = make(kind, prefix)
+    for forbidden in (other.buffers, other.begin_write):
+        with pytest.raises(TransferError):
+            forbidden(exposure)
+    other.release(exposure)
+    other.close()
+    np.testing.assert_array_equal(carrier.read(exposure)["int"], arrays()["int"])
+
+
+def test_no_read_under_concurrent_updates_is_torn(carrier, kind, prefix):
+    size, num_updates = 60_000, 300
+    latest = [carrier.expose({"x": np.zeros(size, np.int64), "y": np.zeros(size, np.int64)}, version=0, epoch=1)]
+    failures: list[str] = []
+    reads = {"good": 0, "stale": 0}
+    stop = threading.Event()
+
+    def read_on() -> None:
+        reader = make(kind, prefix)
+        while not stop.is_set():
+            exposure = latest[0]
+            try:
+                got = reader.read(exposure)
+            except StaleRead:
+                reads["stale"] += 1
+                continue
+            reads["good"] += 1
+            if not (np.all(got["x"] == exposure.version) and np.all(got["y"] == exposure.version)):
+                failures.append(f"version {exposure.version} read as {np.unique(got['x'])}, {np.unique(got['y'])}")
+        reader.close()
+
+    readers = [threading.Thread(target=read_on) for _ in range(2)]
+    for thread in readers:
+        thread.start()
+    for version in range(1, num_updates):
+        carrier.begin_write(latest[0])
+        for buffer in carrier.buffers(latest[0]).values():
+            buffer[:] = version
+        latest[0] = carrier.republish(latest[0], version=version)
+    stop.set()
+    for thread in readers:
+        thread.join()
+    assert not failures
+    assert np.all(carrier.read(latest[0])["x"] == num_updates - 1)
+
+
+def start_owner(kind: str, prefix: str) -> tuple[subprocess.Popen[bytes], Exposure]:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, kind, prefix], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    return owner, msgspec.json.decode(owner.stdout.readline(), type=Exposure)
+
+
+def end(owner: subprocess.Popen[bytes]) -> None:
+    owner.kill()
+    owner.communicate()
+
+
+def test_another_process_is_read_while_it_waits_for_something_else(kind, prefix):
+    owner, exposure = start_owner(kind, prefix)
+    reader = make(kind, prefix)
+    try:
+        read = reader.read(exposure)
+        np.testing.assert_array_equal(read["weights"], np.arange(300_000, dtype=np.float32))
+        assert read["empty"].shape == (0, 4)
+    finally:
+        reader.close()
+        end(owner)
+
+
+def test_an_owner_that_was_killed_gives_whole_bytes_or_an_error(kind, prefix):
+    owner, exposure = start_owner(kind, prefix)
+    reader = make(kind, prefix)
+    results: list[object] = []
+
+    def read_on() -> None:
+        try:
+            for _ in range(400):
+                results.append(bool(np.all(reader.read(exposure)["weights"] == np.arange(300_000, dtype=np.float32))))
+        except TransferError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=read_on)
+    thread.start()
+    while not results:
+        thread.join(0.001)
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate()
+    thread.join()
+    reader.close()
+    assert all(result is True for result in results if not isinstance(result, TransferError))
+    if kind == "tcp":
+        assert isinstance(results[-1], TransferError)
+    else:
+        assert cleanup(prefix) == 1
+        with pytest.raises(StaleRead):
+            ShmCarrier(prefix).read(exposure)
