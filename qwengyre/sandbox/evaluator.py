@@ -15,7 +15,7 @@ import msgspec
 from qwengyre.core.errors import EvaluatorFailed
 from qwengyre.sandbox.host import SandboxHost, log_tail
 from qwengyre.sandbox.isolation import TESTS, VERIFIER_LOGS, WORKSPACE, Mount
-from qwengyre.sandbox.process import start
+from qwengyre.sandbox.process import Process, start
 from qwengyre.sandbox.reward import read_reward
 from qwengyre.sandbox.task import Task
 from qwengyre.sandbox.workspace import copy_workspace
@@ -57,7 +57,7 @@ async def _run_once(host: SandboxHost, task: Task, place: Path, log: Path) -> fl
     output = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         with host.cgroup(f"{place.parent.name}-{place.name}") as (_, fds):
-            process = start(_command(host, task, place, fds), _environment(host, task, place), output=output, pass_fds=fds)
+            process = _start(host, task, place, fds, output)
             try:
                 code = await process.wait(timeout_s)
             finally:
@@ -72,15 +72,18 @@ async def _run_once(host: SandboxHost, task: Task, place: Path, log: Path) -> fl
         raise EvaluatorFailed(f"tests/test.sh of {task.name} ended with exit code {code}, and {error}") from None
 
 
-def _command(host: SandboxHost, task: Task, place: Path, fds: list[int]) -> list[str]:
+def _start(host: SandboxHost, task: Task, place: Path, fds: list[int], output: int) -> Process:
+    environment = _environment(host, task, place)
     if not host.isolated:
-        return host.harness_command(None, ["/bin/bash", str(task.tests / "test.sh")], fds, str(place / "workspace"))
+        command = ["/bin/bash", str(task.tests / "test.sh")]
+        return host.start_supervised(None, command, fds, cwd=str(place / "workspace"), env=environment, output=output)
     mounts = (
         Mount(str(place / "workspace"), WORKSPACE, writable=True),
         Mount(str(place / "verifier"), VERIFIER_LOGS, writable=True),
         Mount(str(task.tests), TESTS),
     )
-    return host.script_command(host.view(mounts), f"{TESTS}/test.sh", fds)
+    command = host.script_command(host.view(mounts), f"{TESTS}/test.sh", fds)
+    return start(command, environment, output=output, pass_fds=fds)
 
 
 def _environment(host: SandboxHost, task: Task, place: Path) -> dict[str, str]:

@@ -7,11 +7,12 @@ import importlib.util
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from qwengyre.core.errors import SandboxError
 from qwengyre.sandbox import inside
@@ -30,10 +31,13 @@ from qwengyre.sandbox.isolation import (
     write_etc,
 )
 from qwengyre.sandbox.limits import CGROUP_PREFIX, Cgroup, find_cgroup_parent, resource_limits, shell_prelude
+from qwengyre.sandbox.process import Process, start
 
 log = logging.getLogger(__name__)
 
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DIE_WITH_PARENT: Final = "setpriv --pdeathsig KILL" if shutil.which("setpriv") else ""
+"""bubblewrap 0.8 loses its own --die-with-parent for process 1 where --disable-userns is used by a normal user."""
 LOG_TAIL_BYTES: Final = 2000
 
 
@@ -84,10 +88,22 @@ class SandboxHost:
         """The harness listener of the gateway, and the relay to it. Nothing else of the gateway is in a sandbox."""
         return [Mount(gateway_socket, GATEWAY_SOCKET), Mount(inside.__file__, INSIDE)]
 
-    def harness_command(self, view: View | None, command: Sequence[str], cgroup_fds: Sequence[int], cwd: str) -> list[str]:
-        """A command line whose first process in the sandbox is `inside.py`. No view: without isolation."""
-        plan = self.plan(cgroup_fds)
+    def start_supervised(self, view: View | None, command: Sequence[str], fds: Sequence[int], **settings: Any) -> Process:
+        """Start `command` below `inside.py`, the first process of its sandbox. No view: without isolation, in `cwd`."""
+        reader, writer = os.pipe()
+        try:
+            arguments = self._supervisor(view, command, [*fds], settings.pop("cwd"), reader)
+            return start(arguments, pass_fds=[*fds, reader], lifeline=writer, **settings)
+        except BaseException:
+            os.close(writer)
+            raise
+        finally:
+            os.close(reader)
+
+    def _supervisor(self, view: View | None, command: Sequence[str], fds: list[int], cwd: str, lifeline: int) -> list[str]:
+        plan = self.plan(fds)
         plan["cwd"] = cwd
+        plan["lifeline"] = lifeline
         plan["relay"] = None if view is None else {"port": RELAY_PORT, "socket": GATEWAY_SOCKET}
         plan["subreaper"] = view is None
         supervisor = [interpreter(), "-I", "-S", INSIDE if view else inside.__file__, json.dumps(plan), *command]
@@ -96,7 +112,13 @@ class SandboxHost:
     def script_command(self, view: View, script: str, cgroup_fds: Sequence[int]) -> list[str]:
         """A command line whose first process in the sandbox is bash with this script, under the same limits."""
         prelude = shell_prelude(self.plan(cgroup_fds)["rlimits"], cgroup_fds)
-        bash = ["/bin/bash", "--noprofile", "--norc", "-c", f"{prelude} && exec bash --noprofile --norc {script}"]
+        bash = [
+            "/bin/bash",
+            "--noprofile",
+            "--norc",
+            "-c",
+            f"{prelude} && exec {DIE_WITH_PARENT} bash --noprofile --norc {script}",
+        ]
         return [*bwrap_arguments(self.bwrap, view), *bash]
 
     def plan(self, cgroup_fds: Sequence[int]) -> dict:

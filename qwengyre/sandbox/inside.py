@@ -207,15 +207,20 @@ def _kill_if_alive(pid):
         return
 
 
-def serve(harness, relay):
-    """Relay and reap until the harness ends or SIGTERM asks for its end; return its exit code (128 + signal when killed)."""
+def serve(harness, relay, lifeline=-1):
+    """Relay and reap until the harness ends; return its exit code (128 + signal when killed).
+
+    SIGTERM ends the harness, and so does the end of `lifeline`, a pipe that the launcher holds open: no harness outlives its launcher.
+    """
     wakeup, alarm = socket.socketpair()
     wakeup.setblocking(False)
     alarm.setblocking(False)
     signal.set_wakeup_fd(alarm.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: _kill_if_alive(harness))
-    relay.epoll.register(wakeup.fileno(), select.EPOLLIN)
+    for fd in (wakeup.fileno(), lifeline):
+        if fd >= 0:
+            relay.epoll.register(fd, select.EPOLLIN)
     while True:
         while True:
             try:
@@ -230,6 +235,9 @@ def serve(harness, relay):
         for fd, events in relay.epoll.poll():
             if fd == wakeup.fileno():
                 wakeup.recv(4096)
+            elif fd == lifeline:
+                relay.epoll.unregister(fd)
+                _kill_if_alive(harness)
             else:
                 relay.handle(fd, events)
 
@@ -242,7 +250,7 @@ def main(argv):
         relay.add(listen(plan["relay"]["port"]), plan["relay"]["socket"])
     if plan["subreaper"]:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-    code = serve(_start(command, plan), relay)
+    code = serve(_start(command, plan), relay, plan["lifeline"])
     if plan["subreaper"]:
         kill_descendants()
     return code

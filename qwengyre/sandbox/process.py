@@ -18,8 +18,9 @@ KILL_GRACE_S = 5.0
 class Process:
     """A started program, made inside a running event loop. `kill`, or an awaited end, must come before it is dropped."""
 
-    def __init__(self, popen: subprocess.Popen, *, in_pid_namespace: bool):
+    def __init__(self, popen: subprocess.Popen, *, in_pid_namespace: bool, lifeline: int = -1):
         self._popen = popen
+        self._lifeline = lifeline
         self._in_pid_namespace = in_pid_namespace
         self._pidfd = os.pidfd_open(popen.pid)
         self._loop = asyncio.get_running_loop()
@@ -29,6 +30,8 @@ class Process:
     def _reap(self) -> None:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
         code = self._popen.wait()
         self._exited.set_result(code if code >= 0 else 128 - code)
 
@@ -116,13 +119,15 @@ def start(
     stdin: int = subprocess.DEVNULL,
     stdout: int | None = None,
     pass_fds: Sequence[int] = (),
+    lifeline: int = -1,
 ) -> Process:
     """Start `command` in its own session with exactly `env`. Raises OSError (FileNotFoundError and the like).
 
     `output` takes standard error, and standard output unless `stdout` is given. Which kind of sandbox it is follows from the program.
+    `lifeline` is the write end of a pipe, closed when the program has ended (or this process has).
     """
     out = output if stdout is None else stdout
     popen = subprocess.Popen(
         command, env=env, stdin=stdin, stdout=out, stderr=output, pass_fds=pass_fds, start_new_session=True, bufsize=0
     )
-    return Process(popen, in_pid_namespace="--unshare-pid" in command[:8])
+    return Process(popen, in_pid_namespace="--unshare-pid" in command[:8], lifeline=lifeline)

@@ -12,8 +12,10 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
+import qwengyre
 from qwengyre.core.errors import SandboxError
 from qwengyre.sandbox.cold import harness_view, open_input, open_output
 from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, harness_command, harness_environment
@@ -50,7 +52,8 @@ class WarmStarter:
             log = open_output(self._host.work / "zygote.log")
             command = [sys.executable, "-P", "-m", "qwengyre.sandbox.zygote", str(theirs.fileno()), *self._modules]
             environment = self._host.environment("/nonexistent") | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-            environment |= {name: self._host.config.env[name] for name in ("PYTHONPATH",) if name in self._host.config.env}
+            search = [self._host.config.env.get("PYTHONPATH", ""), str(Path(qwengyre.__file__).parents[1])]
+            environment["PYTHONPATH"] = ":".join(filter(None, search))
             try:
                 self._process = start(command, environment, output=log, pass_fds=[theirs.fileno()])
             finally:

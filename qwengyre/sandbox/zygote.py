@@ -34,6 +34,7 @@ from qwengyre.sandbox import inside
 NS_GET_USERNS = 0xB701
 CLONE_NEWUSER = 0x10000000
 NAMESPACES = {"mnt": 0x00020000, "net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "pid": 0x20000000}
+PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
@@ -264,6 +265,7 @@ class Zygote:
         try:
             os.setsid()
             inside.prctl(inside.PR_SET_CHILD_SUBREAPER, 1)
+            _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
             for fd in fds[3:]:
                 os.write(fd, b"0")
             harness = os.fork()
