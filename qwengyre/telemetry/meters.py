@@ -23,7 +23,7 @@ class MemoryMeter:
         self._proc = Path(proc)
 
     def sample(self) -> int:
-        """Bytes now. Processes that end or may not be read during the sample count 0."""
+        """Bytes now. Processes that end during the sample count 0."""
         total = sum(self._pss_bytes(pid) for pid in self._tree())
         self.peak_bytes = max(self.peak_bytes, total)
         return total
@@ -43,11 +43,26 @@ class MemoryMeter:
         return found
 
     def _pss_bytes(self, pid: int) -> int:
+        process = self._proc / str(pid)
         try:
-            match = _PSS.search((self._proc / str(pid) / "smaps_rollup").read_bytes())
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            match = _PSS.search((process / "smaps_rollup").read_bytes())
+            return int(match[1]) * 1024 if match else 0
+        except PermissionError:
+            return _private_bytes(process)
+        except (FileNotFoundError, ProcessLookupError):
             return 0
-        return int(match[1]) * 1024 if match else 0
+
+
+def _private_bytes(process: Path) -> int:
+    """Resident without shared pages, for a process whose maps may not be read (harnesses are not dumpable).
+
+    Pages that a fork shares are counted in each process: never less than PSS of private memory.
+    """
+    try:
+        _, resident, shared, *_ = (process / "statm").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _parent_of(process: Path) -> int | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,17 @@ def test_the_peak_outlives_the_processes(tmp_path: Path):
     meter.sample()
     (tmp_path / "10" / "smaps_rollup").unlink()
     assert (meter.sample(), meter.peak_bytes) == (0, 100 * 1024)
+
+
+def test_a_process_that_is_sealed_counts_its_private_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    process(tmp_path, 10, 1, 100)
+    (tmp_path / "10" / "statm").write_text("900 30 10 1 0 5 0")
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", lambda path: refuse(path) if path.name == "smaps_rollup" else path.open("rb").read())
+    assert MemoryMeter(10, tmp_path).sample() == 20 * os.sysconf("SC_PAGE_SIZE")
 
 
 HOLD = "data = bytearray(b'x' * 50_000_000); print('ready', flush=True); input()"
