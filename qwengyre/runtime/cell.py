@@ -30,6 +30,7 @@ from qwengyre.engines.config import EngineConfig
 from qwengyre.runtime import cell_api as api
 from qwengyre.runtime.control_http import MAX_BODY_BYTES, bearer_matches
 from qwengyre.runtime.processes import exit_with_parent
+from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
 
@@ -287,7 +288,7 @@ async def serve(spec: CellSpec) -> None:
 
 def main() -> None:
     spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=CellSpec)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    log_to(None)
     import torch
 
     torch.set_num_threads(spec.threads)

@@ -258,7 +258,7 @@ class Controller:
         self.steps.regroup(command.order)
 
     def finish_run(self, command: cmd.FinishRun) -> None:
-        self.observer.see_finish(command.steps)
+        log.info("run_finished", extra={"steps": command.steps})
 
     # ------------------------------------------------------------------ losses
 

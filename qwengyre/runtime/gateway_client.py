@@ -16,10 +16,10 @@ from qwengyre.gateway.control_api import (
     ClosedExecution,
     GatewayReport,
     Move,
+    Moved,
     OpenedExecution,
     OpenExecution,
 )
-from qwengyre.gateway.moves import Moved
 
 MSGPACK = "application/msgpack"
 

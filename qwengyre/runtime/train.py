@@ -38,6 +38,7 @@ from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.preflight import check_harness
 from qwengyre.scheduler import events as ev
 from qwengyre.telemetry.folder import RunFolder
+from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.records import AuditReport
 from qwengyre.trajectory.harness_rules import BUILTIN, rules_from_toml
 from qwengyre.transfer.shm import cleanup
@@ -48,9 +49,7 @@ AUDIT_BATCH = 64
 
 def train(config: RunConfig, folder: RunFolder, *, resume: bool) -> None:
     """Run to the end, or go on with a run that was stopped. Raises QwenGyreErrors for what the user can mend."""
-    logging.basicConfig(
-        filename=folder.logs / "controller.log", level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s"
-    )
+    log_to(folder.logs / "controller.log")
     check_harness(config.harness)
     with Screen() as screen:
         prepared = prepare(config, screen.say)
