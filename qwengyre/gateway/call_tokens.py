@@ -118,12 +118,12 @@ class CallRows:
         return self.row(number)[call.num_row - total :].tolist() if total else []
 
     def events(self) -> list[CallEvent]:
-        """The records of `trajectory.records`, call by call. A call without an end is left out of nothing: it is abandoned."""
+        """The records of `trajectory.records`, call by call. A call without an end counts as abandoned."""
         events: list[CallEvent] = []
         for call in self._calls:
             events.append(self._started(call))
-            bounds = [*(span.start for span in call.spans[1:]), call.num_sampled]
-            for span, end in zip(call.spans, bounds, strict=True):
+            ends = [*(span.start for span in call.spans), call.num_sampled][1:]
+            for span, end in zip(call.spans, ends, strict=True):
                 part = slice(span.start * TOKEN_BYTES, end * TOKEN_BYTES)
                 events.append(
                     TokensSampled(

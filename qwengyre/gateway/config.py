@@ -62,8 +62,8 @@ class GatewayProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     """Written once both listeners answer: {"pid", "port", "harness_socket", "control_socket"}."""
     parent_pid: int | None = None
     """Stop when this process is gone."""
-    seed: int = 0
-    """The run's seed."""
+    harness_rules: str = ""
+    """TOML file with `[[harness]]` tables for harnesses of your own (docs/harnesses.md)."""
     gateway: GatewayConfig = GatewayConfig()
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@
     POST   /control/servers                AddServer                          again with another address: calls go on there
     DELETE /control/servers/{server}                                          calls that are routed there are held
     POST   /control/routes                 {execution: server or null}        null holds
-    POST   /control/move                   Move -> moves.Moved                hold, carry KV, route, go on
+    POST   /control/move                   Move -> Moved                hold, carry KV, route, go on
     GET    /control/stats                  -> GatewayReport
     POST   /control/shutdown
 
@@ -53,6 +53,21 @@ class AddServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: ServerId
     moves: dict[ExecutionId, ServerId | None]
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """What a move did."""
+
+    calls_moved: int
+    """Running calls that were stopped and go on elsewhere."""
+    contexts_moved: int
+    """Contexts whose KV was carried, idle ones included."""
+    tokens_moved: int
+    """Tokens whose KV was carried."""
+    tokens_recomputed: int
+    """Tokens of running calls whose KV could not be carried."""
+    kv_bytes: int
+    seconds: float
 
 
 class ClosedExecution(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ from qwengyre.engines.api import Engine
 from qwengyre.gateway.answer_log import AnswerLog, Reader
 from qwengyre.gateway.call import LiveCall
 from qwengyre.gateway.config import GatewayConfig
+from qwengyre.gateway.hints import HintReader
 from qwengyre.gateway.keys import Keys, derive, fingerprint
 from qwengyre.gateway.protocol.request import InvalidRequest, ModelRequest
 from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
@@ -23,6 +24,7 @@ from qwengyre.gateway.route import Route
 from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import GatewayStats
 from qwengyre.journal import Journal, read
+from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules
 
 log = logging.getLogger(__name__)
 CUT_DEADLINE_S = 10.0
@@ -56,13 +58,21 @@ class Execution:
 class Gateway:
     """One owner of everything; used from one event loop. `clock` gives seconds since the epoch."""
 
-    def __init__(self, config: GatewayConfig, rendering: Rendering, journal: Journal, secret: bytes, clock: Callable[[], float]):
+    def __init__(
+        self,
+        config: GatewayConfig,
+        rendering: Rendering,
+        journal: Journal,
+        secret: bytes,
+        clock: Callable[[], float],
+        rules: Sequence[HarnessRules] = BUILTIN,
+    ):
         self.config, self.rendering, self.stats = config, rendering, GatewayStats()
         self.stop_token_ids = rendering.stop_token_ids
         self.max_hold_s = config.max_hold_s
         self.now = clock
         self.executions: dict[ExecutionId, Execution] = {}
-        self._journal, self._secret = journal, secret
+        self._journal, self._secret, self._hints = journal, secret, HintReader(rules)
         self._keys: dict[bytes, Execution] = {}
         self._engines: dict[ServerId, Engine] = {}
         self._closed: dict[ExecutionId, Session] = {}
@@ -238,7 +248,7 @@ class Gateway:
     # --- inside ----------------------------------------------------------------------------------------------------------
 
     def _begin(self, opened: Opened) -> Session:
-        session = Session(opened, self.rendering)
+        session = Session(opened, self.rendering, self._hints)
         keys = derive(self._secret, opened.execution, opened.attempt)
         execution = Execution(session, keys)
         before = self.executions.get(opened.execution)
@@ -276,7 +286,7 @@ class Gateway:
         for _, record in read(self._journal.path, GatewayRecord):
             if isinstance(record, Opened):
                 if record.execution == execution:
-                    session = Session(record, self.rendering)
+                    session = Session(record, self.rendering, self._hints)
             elif session is not None and record.session == session.opened.session:
                 match record:
                     case Asked():

@@ -2,55 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from qwengyre.core.ids import CallId
 from qwengyre.gateway.protocol.request import ModelRequest
-from qwengyre.trajectory.harness_rules import BUILTIN, RequestTexts, captured_headers, find_markers
+from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules, RequestTexts, captured_headers, find_markers
+from qwengyre.trajectory.match import Turn
 from qwengyre.trajectory.records import RoleHints
 
-if TYPE_CHECKING:
-    from qwengyre.gateway.session import Session
-
-_HEADERS = captured_headers(BUILTIN)
 MIN_QUOTE_CHARS = 40
 """Shorter answers ("done") stand in fresh contexts by accident."""
 _PARTS = (("<summary>", "</summary>"), ("<state_snapshot>", "</state_snapshot>"))
 
 
-def role_hints(request: ModelRequest, headers: Mapping[str, str], is_fresh: bool, session: Session) -> RoleHints:
-    """`headers` are lower case. `is_fresh`: no recorded answer stands in this context."""
-    texts = RequestTexts(system=request.system_text, first_user=request.first_user, last=request.last_block)
-    return RoleHints(
-        dialect=request.dialect,
-        headers={name: headers[name] for name in _HEADERS if name in headers},
-        system_digest=request.system_digest.hex(),
-        tools_digest=request.tools.digest.hex(),
-        num_tools=len(request.tools.specs),
-        markers=find_markers(texts, BUILTIN),
-        quotes=_quotes(request, session.answer_texts) if is_fresh else None,
-        replays=_replays(request, session.answer_texts) if is_fresh else None,
-    )
+class HintReader:
+    """Reads hints by the rules of all known harnesses."""
+
+    def __init__(self, rules: Sequence[HarnessRules] = BUILTIN):
+        self._rules, self._headers = rules, captured_headers(rules)
+
+    def read(
+        self, request: ModelRequest, headers: Mapping[str, str], is_fresh: bool, answers: Mapping[CallId, Turn]
+    ) -> RoleHints:
+        """`headers` are lower case. `is_fresh`: no recorded answer stands in this context where it was given."""
+        texts = RequestTexts(system=request.system_text, first_user=request.first_user, last=request.last_block)
+        return RoleHints(
+            dialect=request.dialect,
+            headers={name: headers[name] for name in self._headers if name in headers},
+            system_digest=request.system_digest.hex(),
+            tools_digest=request.tools.digest.hex(),
+            num_tools=len(request.tools.specs),
+            markers=find_markers(texts, self._rules),
+            quotes=_quotes(request, answers) if is_fresh else None,
+            replays=_replays(request, answers) if is_fresh else None,
+        )
 
 
-def _quotes(request: ModelRequest, answers: Mapping[CallId, str]) -> CallId | None:
+def _quotes(request: ModelRequest, answers: Mapping[CallId, Turn]) -> CallId | None:
     """The latest earlier call whose answer stands in a user or system message."""
     texts = [keyed.turn.text for keyed in request.turns if keyed.turn.role in ("user", "system")]
     for call in reversed(answers):
-        essence = _essence(answers[call])
+        essence = _essence(answers[call].text)
         if len(essence) >= MIN_QUOTE_CHARS and any(essence in text for text in texts):
             return call
     return None
 
 
-def _replays(request: ModelRequest, answers: Mapping[CallId, str]) -> CallId | None:
-    """The latest earlier call whose answer stands as an assistant message."""
-    given = {keyed.turn.text.strip() for keyed in request.turns if keyed.is_answer}
-    given.discard("")
-    if not given:
-        return None
-    return next((call for call in reversed(answers) if answers[call].strip() in given), None)
+def _replays(request: ModelRequest, answers: Mapping[CallId, Turn]) -> CallId | None:
+    """The latest earlier call whose answer stands as an assistant message: known by its tool calls, or by its text."""
+    given = [keyed.turn for keyed in request.turns if keyed.is_answer]
+    texts = {turn.text.strip() for turn in given if not turn.tool_uses} - {""}
+    tool_ids = {use.id for turn in given for use in turn.tool_uses}
+    for call in reversed(answers):
+        answer = answers[call]
+        if answer.tool_uses:
+            if answer.tool_uses[0].id in tool_ids:
+                return call
+        elif answer.text.strip() in texts:
+            return call
+    return None
 
 
 def _essence(answer: str) -> str:

@@ -12,12 +12,11 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-import msgspec
-
 from qwengyre.core.errors import EngineError, EngineUnavailable, KVRefused, TransferError
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import Engine
 from qwengyre.gateway.call import LiveCall
+from qwengyre.gateway.control_api import Moved
 from qwengyre.gateway.gateway import Execution, Gateway
 
 log = logging.getLogger(__name__)
@@ -26,21 +25,6 @@ STOP_DEADLINE_S = 30.0
 MAX_CONTEXTS = 8
 """Contexts of one execution whose KV is moved, the latest first."""
 CONCURRENT_TRANSFERS = 4
-
-
-class Moved(msgspec.Struct, frozen=True):
-    """What a move did."""
-
-    calls_moved: int
-    """Running calls that were stopped and go on elsewhere."""
-    contexts_moved: int
-    """Contexts whose KV was carried, idle ones included."""
-    tokens_moved: int
-    """Tokens whose KV was carried."""
-    tokens_recomputed: int
-    """Tokens of running calls whose KV could not be carried."""
-    kv_bytes: int
-    seconds: float
 
 
 class _Count:

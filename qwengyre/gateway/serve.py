@@ -25,6 +25,7 @@ from qwengyre.gateway.control_api import AddServer
 from qwengyre.gateway.gateway import Gateway, open_journal
 from qwengyre.gateway.keys import load_secret
 from qwengyre.gateway.rendering import Rendering
+from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules, rules_from_toml
 
 log = logging.getLogger(__name__)
 PARENT_POLL_S = 1.0
@@ -50,7 +51,8 @@ class GatewayServer:
         self._journal = open_journal(config.journal, config.gateway)
         if self._journal.cut is not None:
             log.warning("journal_cut", extra={"cut": str(self._journal.cut)})
-        self.gateway = Gateway(config.gateway, rendering, self._journal, load_secret(config.secret_file), time.time)
+        secret = load_secret(config.secret_file)
+        self.gateway = Gateway(config.gateway, rendering, self._journal, secret, time.time, _rules(config.harness_rules))
         self._harness = HarnessApp(self.gateway)
         self._control = ControlApp(self.gateway, connect or connect_engine, self.stop)
         self._stack = contextlib.AsyncExitStack()
@@ -151,6 +153,15 @@ async def serve(config: GatewayProcessConfig) -> None:
             _write_whole(Path(config.ready_file), msgspec.json.encode(server.listening))
         log.info("gateway_ready", extra=msgspec.to_builtins(server.listening))
         await server.stop.wait()
+
+
+def _rules(file: str) -> tuple[HarnessRules, ...]:
+    if not file:
+        return BUILTIN
+    try:
+        return rules_from_toml(Path(file).read_text(), file)
+    except OSError as error:
+        raise ConfigError(f"cannot read harness rules: {error.strerror}", file=file) from error
 
 
 def connect_engine(asked: AddServer) -> Engine:

@@ -11,7 +11,7 @@ from qwengyre.core.arrays import TOKEN
 from qwengyre.core.errors import ContextOverflow
 from qwengyre.core.ids import CallId
 from qwengyre.gateway.call_tokens import CallRows, CallTokens
-from qwengyre.gateway.hints import role_hints
+from qwengyre.gateway.hints import HintReader
 from qwengyre.gateway.protocol.deltas import AnswerSoFar
 from qwengyre.gateway.protocol.request import ItemCache, ModelRequest
 from qwengyre.gateway.records import Asked, Opened
@@ -43,15 +43,15 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Session:
-    def __init__(self, opened: Opened, rendering: Rendering):
+    def __init__(self, opened: Opened, rendering: Rendering, hints: HintReader):
         self.opened = opened
         self.rows = CallRows(opened.execution, opened.attempt, temperature=opened.temperature, trainable=opened.trainable)
         self.index = ContextIndex()
         self.issued: dict[str, ToolUse] = {}
         self.items = ItemCache(self.issued)
-        self.answer_texts: dict[CallId, str] = {}
-        """Texts of the answers, by which a summary is recognised when it comes back."""
-        self._rendering = rendering
+        self.answers: dict[CallId, Turn] = {}
+        """By which an answer is recognised where it comes back in a fresh context."""
+        self._rendering, self._hints = rendering, hints
 
     def root(self, request: ModelRequest) -> bytes:
         return request.tools.digest or NO_TOOLS
@@ -81,7 +81,7 @@ class Session:
             base_tokens=placement.base_tokens,
             context_ids=placement.new_T.astype(TOKEN, copy=False).tobytes(),
             cause=placement.cause.value,
-            hints=role_hints(request, headers, self._is_fresh(placement), self),
+            hints=self._hints.read(request, headers, self._is_fresh(placement), self.answers),
             at=at,
             key=placement.matched.key,
             ordinal=placement.ordinal,
@@ -125,7 +125,7 @@ class Session:
             num_sampled=num_seen,
         )
         self.index.answer(call.asked.key, answer, self.issued)
-        self.answer_texts[call.id] = turn.text
+        self.answers[call.id] = turn
 
     def _is_fresh(self, placement: Placement) -> bool:
         return placement.matched.answer is None and placement.cause is not BranchCause.RETRY

@@ -7,11 +7,12 @@ the digest of its bytes and not parsed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 import msgspec
 
-from qwengyre.trajectory.match import KeyedTurn, ToolUse, Turn, digest, key_turn
+from qwengyre.trajectory.match import DIGEST_BYTES, KeyedTurn, ToolUse, Turn, digest, key_turn
 
 T = TypeVar("T")
 MAX_STOPS = 16
@@ -68,7 +69,7 @@ class ItemCache:
         self._parsed: dict[bytes, Any] = {}
 
     def get(self, raw: bytes, parse: Callable[[bytes], T]) -> T:
-        key = digest(bytes(raw))
+        key = blake2b(raw, digest_size=DIGEST_BYTES).digest()
         found = self._parsed.get(key)
         if found is None:
             found = self._parsed[key] = parse(raw)

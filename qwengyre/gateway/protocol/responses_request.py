@@ -93,7 +93,7 @@ def parse(body: bytes, cache: ItemCache) -> ModelRequest:
 
 
 def _items(raw: bytes, cache: ItemCache) -> list[ParsedItem]:
-    if bytes(raw[:1]) == b'"':
+    if bytes(memoryview(raw)[:1]) == b'"':
         text = decode(raw, str, "input")
         return [ParsedItem(turns=(cache.keyed(Turn(role="user", text=text)),), last_block=text)]
     out: list[ParsedItem] = []
