@@ -158,7 +158,6 @@ class Run:
             port=0 if self.config.harness.isolation == "none" else None,
             ready_file=str(private / "gateway.ready"),
             parent_pid=os.getpid(),
-            seed=self.config.runtime.seed,
             gateway=self.config.gateway,
         )
 
