@@ -119,7 +119,7 @@ def _listing(lines: list[ExecutionLine]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("execution", "kind", "task"):
         table.add_column(name, no_wrap=True)
-    for name in ("reward", "calls", "tokens", "time"):
+    for name in ("version", "reward", "calls", "tokens", "time"):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("end", "calls by role"):
         table.add_column(name)
@@ -131,6 +131,7 @@ def _listing(lines: list[ExecutionLine]) -> Table:
             line.execution,
             line.kind,
             line.task,
+            "" if line.version is None else str(line.version),
             reward,
             f"{line.num_calls:,}",
             f"{line.num_distinct_tokens:,}",

@@ -69,12 +69,10 @@ class Piece(NamedTuple):
 class Run:
     """One node under construction."""
 
-    __slots__ = ("born", "children", "ends", "num_tokens", "parent", "pieces")
+    __slots__ = ("children", "ends", "num_tokens", "parent", "pieces")
 
-    def __init__(self, parent: Run | None, born: list[Strand]):
+    def __init__(self, parent: Run | None):
         self.parent = parent
-        self.born = born
-        """Strands that begin exactly here: they say why there is a branch."""
         self.pieces: list[Piece] = []
         self.num_tokens = 0
         self.ends: list[tuple[int, CallId]] = []
@@ -89,16 +87,15 @@ def grow(calls: Mapping[CallId, RecordedCall]) -> tuple[list[Run], list[CallId],
     """
     roots, left_out = _attach(calls)
     runs: list[Run] = []
-    top = Run(None, [])
-    heads = _arrive([Cursor(strand, 0) for strand in roots], top, born=(born := []))
-    todo = [(None, group, born) for group in _partition(heads)]
+    top = Run(None)
+    heads = _arrive([Cursor(strand, 0) for strand in roots], top)
+    todo: list[tuple[Run | None, list[Cursor]]] = [(None, group) for group in _partition(heads)]
     while todo:
-        parent, group, born = todo.pop()
-        run = Run(parent, [cursor.strand for cursor in group if cursor.strand in born])
-        runs.append(run)
+        parent, group = todo.pop()
+        runs.append(run := Run(parent))
         if parent is not None:
             parent.children.append(run)
-        todo += [(run, *branch) for branch in _walk(run, group)]
+        todo += [(run, branch) for branch in _walk(run, group)]
     return runs, [call for _, call in top.ends], left_out
 
 
@@ -126,8 +123,8 @@ def _attach(calls: Mapping[CallId, RecordedCall]) -> tuple[list[Strand], list[Ca
     return roots, [call for call in calls if call not in strands]
 
 
-def _walk(run: Run, group: list[Cursor]) -> list[tuple[list[Cursor], list[Strand]]]:
-    """Lengthen `run` as far as its cursors agree; return the groups that branch off after it and who is born there."""
+def _walk(run: Run, group: list[Cursor]) -> list[list[Cursor]]:
+    """Lengthen `run` as far as its cursors agree; return the groups that branch off after it."""
     while True:
         leader = min(group, key=lambda cursor: (not cursor.is_at_sampled, cursor.strand.order))
         num_tokens = _num_equal(group, leader, min(cursor.tokens_to_event() for cursor in group))
@@ -135,23 +132,20 @@ def _walk(run: Run, group: list[Cursor]) -> list[tuple[list[Cursor], list[Strand
         run.num_tokens += num_tokens
         if leader.is_at_sampled and len(group) > 1:
             leader.strand.extended_to = max(leader.strand.extended_to, leader.offset + num_tokens)
-        born: list[Strand] = []
         moved = [Cursor(cursor.strand, cursor.offset + num_tokens) for cursor in group]
-        groups = _partition(_arrive(moved, run, born))
+        groups = _partition(_arrive(moved, run))
         if len(groups) != 1:
-            return [(branch, born) for branch in groups]
+            return groups
         group = groups[0]
 
 
-def _arrive(cursors: list[Cursor], run: Run, born: list[Strand]) -> list[Cursor]:
-    """Note the rows that end here, add the strands attached here (to `born` too), and return the cursors that go on."""
+def _arrive(cursors: list[Cursor], run: Run) -> list[Cursor]:
+    """Note the rows that end here, add the strands attached here, and return the cursors that go on."""
     going: list[Cursor] = []
     todo = list(cursors)
     while todo:
         cursor = todo.pop()
-        attached = cursor.strand.attached.get(cursor.offset, ())
-        born += attached
-        todo += [Cursor(strand, 0) for strand in attached]
+        todo += [Cursor(strand, 0) for strand in cursor.strand.attached.get(cursor.offset, ())]
         if cursor.is_at_end:
             run.ends.append((run.num_tokens, cursor.strand.call.call))
         else:

@@ -54,6 +54,7 @@ class TreeNode(msgspec.Struct, frozen=True):
     key: str
     """Identity by content: tokens and provenance from the root on, 16 hex digits. Equal trees have equal keys."""
     cause: BranchCause
+    """Of the call that brought its first token."""
     token_ids: np.ndarray
     """int32 (T,)"""
     spans: tuple[Span, ...]
@@ -270,14 +271,13 @@ def _number(runs: list[Run]) -> tuple[TreeNode, ...]:
         provenance = repr([(span.start, span.is_sampled) for span in spans[id(run)]])
         above = parent.key if parent else ""
         key = blake2b(above.encode() + token_ids[id(run)].tobytes() + provenance.encode(), digest_size=8).hexdigest()
-        born = sorted((strand for strand in run.born), key=lambda strand: strand.order)
         nodes.append(
             TreeNode(
                 node=node,
                 parent=parent.node if parent else -1,
                 depth=parent.depth + parent.num_tokens if parent else 0,
                 key=key,
-                cause=born[0].call.started.cause if born else (BranchCause.DIVERGES if parent else BranchCause.ROOT),
+                cause=run.pieces[0].strand.call.started.cause,
                 token_ids=token_ids[id(run)],
                 spans=tuple(spans[id(run)]),
                 children=tuple(sorted(number[id(child)] for child in run.children)),
