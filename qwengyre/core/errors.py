@@ -15,6 +15,7 @@
     ├── EngineError            an engine refused or lost a request
     │   ├── ContextOverflow
     │   ├── EngineUnavailable
+    │   ├── ModelRefused
     │   └── KVRefused
     ├── TransferError          a one-sided read that must not be used
     │   └── StaleRead
@@ -127,6 +128,10 @@ class ContextOverflow(EngineError):
 
 class EngineUnavailable(EngineError):
     """The server is gone, leaving or offloaded: the caller holds the call and continues elsewhere."""
+
+
+class ModelRefused(EngineError):
+    """A config or weights that the engine does not know how to serve."""
 
 
 class KVRefused(EngineError):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file
 
-from qwengyre.core.errors import UnsupportedModel
+from qwengyre.core.errors import ModelRefused
 
 LAYER = "model.layers.{}."
 
@@ -44,14 +44,14 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 def read_spec(model_dir: Path) -> ModelSpec:
-    """Read `config.json`. Raises UnsupportedModel for anything but a dense Qwen3 with plain rotary embeddings."""
+    """Read `config.json`. Raises ModelRefused for anything but a dense Qwen3 with plain rotary embeddings."""
     path = model_dir / "config.json"
     try:
         raw = json.loads(path.read_text())
     except (OSError, json.JSONDecodeError) as error:
-        raise UnsupportedModel(f"{path}: not a readable Hugging Face config ({error})") from error
+        raise ModelRefused(f"{path}: not a readable Hugging Face config ({error})") from error
     if raw.get("model_type") != "qwen3":
-        raise UnsupportedModel(f"{path}: model_type {raw.get('model_type')!r}; the embedded engine runs 'qwen3'")
+        raise ModelRefused(f"{path}: model_type {raw.get('model_type')!r}; the embedded engine runs 'qwen3'")
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     unsupported = {
         "attention_bias": raw.get("attention_bias"),
@@ -61,7 +61,7 @@ def read_spec(model_dir: Path) -> ModelSpec:
     }
     for name, found in unsupported.items():
         if found:
-            raise UnsupportedModel(f"{path}: the embedded engine does not support this {name}")
+            raise ModelRefused(f"{path}: the embedded engine does not support this {name}")
     return ModelSpec(
         num_layers=raw["num_hidden_layers"],
         hidden=raw["hidden_size"],
@@ -80,7 +80,7 @@ def read_weights(model_dir: Path) -> dict[str, np.ndarray]:
     """All parameters of the safetensors files of `model_dir`, as float32, by their Hugging Face names."""
     paths = sorted(model_dir.glob("*.safetensors"))
     if not paths:
-        raise UnsupportedModel(f"{model_dir} holds no *.safetensors file")
+        raise ModelRefused(f"{model_dir} holds no *.safetensors file")
     return {name: array.astype(np.float32) for path in paths for name, array in load_file(path).items()}
 
 
@@ -106,7 +106,7 @@ class EngineWeights:
         self.layers = [LayerWeights(spec) for _ in range(spec.num_layers)]
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:
-        """Copy a state dict (Hugging Face names, float32) in. Raises UnsupportedModel when a name or shape is wrong."""
+        """Copy a state dict (Hugging Face names, float32) in. Raises ModelRefused when a name or shape is wrong."""
         self._check(parameters)
         with torch.inference_mode():
             get = {name: torch.from_numpy(np.asarray(array)) for name, array in parameters.items()}
@@ -133,9 +133,9 @@ class EngineWeights:
     def _check(self, parameters: Mapping[str, np.ndarray]) -> None:
         for name, shape in expected_shapes(self.spec).items():
             if name not in parameters:
-                raise UnsupportedModel(f"the snapshot has no parameter {name!r}")
+                raise ModelRefused(f"the snapshot has no parameter {name!r}")
             if tuple(parameters[name].shape) != shape:
-                raise UnsupportedModel(f"parameter {name!r} is {tuple(parameters[name].shape)}, the model needs {shape}")
+                raise ModelRefused(f"parameter {name!r} is {tuple(parameters[name].shape)}, the model needs {shape}")
 
 
 def interleaved(head_dim: int) -> torch.Tensor:
