@@ -40,6 +40,8 @@ class GroupBuffer:
         self._out: dict[GroupId, Group] = {}
         self._ready: list[tuple[int, GroupId]] = []
         self._ready_groups: dict[GroupId, Group] = {}
+        self._unready: dict[int, int] = {}
+        """Training groups that are out, by version."""
 
     @property
     def num_ready(self) -> int:
@@ -51,12 +53,23 @@ class GroupBuffer:
         """Groups dispatched and not ready: their executions run, or their micro-steps are being cut."""
         return len(self._out)
 
+    @property
+    def oldest_ready(self) -> int:
+        """Version of the group that `take` would hand out. Raises IndexError if none is ready."""
+        return self._ready[0][0]
+
+    def num_unready(self, version: int) -> int:
+        """Training groups of `version` or older that are out. Costs the number of versions in flight."""
+        return sum(num for of_version, num in self._unready.items() if of_version <= version)
+
     def unprepared(self) -> list[GroupId]:
         """Training groups whose executions have all ended and whose micro-steps are not known yet."""
         return [group.group for group in self._out.values() if group.num_left == 0]
 
     def dispatch(self, group: GroupId, kind: Literal["train", "evaluation"], *, version: int, num_executions: int) -> None:
         self._out[group] = Group(group, kind, version, num_executions)
+        if kind == "train":
+            self._unready[version] = self._unready.get(version, 0) + 1
 
     def end_execution(self, group: GroupId) -> Group:
         """Count one execution as ended; the group is complete when its `num_left` is 0."""
@@ -74,6 +87,9 @@ class GroupBuffer:
         if entry is None or entry.num_left or entry.kind != "train":
             raise IllegalTransition(f"group {group}", "unknown or ready" if entry is None else "incomplete", "GroupReady")
         del self._out[group]
+        self._unready[entry.version] -= 1
+        if not self._unready[entry.version]:
+            del self._unready[entry.version]
         entry.is_ready, entry.micro_steps, entry.num_valid = True, tuple(micro_steps), num_valid
         self.put_back(entry)
 

@@ -68,6 +68,7 @@ class Cells:
         self.all = [Cell(cell) for cell in range(num_cells)]
         self.num_in_transit = 0
         self.num_alive = num_cells
+        self.num_in_rollout = num_cells
         self.prefix: list[Cell] = []
         """Cells that left in this burst and have not turned round, in the order of leaving."""
         self._in_rollout = [(cell.rank, cell.cell) for cell in self.all]
@@ -82,6 +83,7 @@ class Cells:
         before = cell.state
         cell.state = advance(CELL, f"cell {cell.cell}", before, event)
         self.num_in_transit += (cell.state in TRANSIT) - (before in TRANSIT)
+        self.num_in_rollout += (cell.state is CellState.ROLLOUT) - (before is CellState.ROLLOUT)
         if cell.state is CellState.ROLLOUT:
             heapq.heappush(self._in_rollout, (cell.rank, cell.cell))
 

@@ -41,6 +41,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """At a boundary give back only as many cells as w and the coming dispatch need, instead of all of them."""
     leave_only_for_work: bool = True
     """A satellite leaves only if unclaimed work exists."""
+    max_staleness: int | None = None
+    """Hard cap [D] on the scheduling staleness of a group: a step keeps room for the groups that may not wait for the next one.
+
+    Unset: the dispatch depth is a soft cap, as in the paper. Needs dispatch_depth + steps_per_burst <= max_staleness + 1.
+    """
     evaluation_every_steps: int = 0
     """Evaluate at the first boundary after every n steps; 0: never in between."""
     evaluate_at_start: bool = False
@@ -56,6 +61,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         _at_least(self, 0, "num_standalone", "dispatch_depth", "evaluation_every_steps")
         if not math.isfinite(self.dispatch_depth):
             raise ValueError("dispatch_depth must be a number: how many steps' worth of groups run ahead")
+        depth = self.dispatch_depth + self.steps_per_burst
+        if self.max_staleness is not None and depth > self.max_staleness + 1:
+            raise ValueError(
+                f"max_staleness = {self.max_staleness} cannot be kept with {depth:g} steps dispatched ahead: "
+                f"lower dispatch_depth + steps_per_burst to at most {self.max_staleness + 1}, or raise max_staleness"
+            )
         if self.policy == "async":
             _at_least(self, 1, "training_cells")
             if self.training_cells >= self.num_cells + (self.num_standalone > 0):

@@ -79,13 +79,29 @@ class State:
 
     @property
     def has_data(self) -> bool:
-        """A step that opened now would have something to take: any ready group when streaming, else a whole step's."""
-        return self.groups.num_ready >= (1 if self.config.streams else self.config.groups_per_step)
+        """A step that opened now would have something to take: any group that it may take when streaming, else a whole step's."""
+        if self.config.streams:
+            return self._may_take_beside(0)
+        return self.groups.num_ready >= self.config.groups_per_step and not self._num_due_unready()
 
     @property
     def may_take(self) -> bool:
         """The open step has room for one more group, and one is ready."""
-        return len(self.training.taken) < self.config.groups_per_step and self.groups.num_ready > 0
+        return self._may_take_beside(len(self.training.taken))
+
+    def _may_take_beside(self, num_taken: int) -> bool:
+        """Room is kept for groups that are not ready and would exceed `max_staleness` in the next step."""
+        if num_taken >= self.config.groups_per_step or not self.groups.num_ready:
+            return False
+        if self.config.max_staleness is None or self.groups.oldest_ready <= self.steps_done - self.config.max_staleness:
+            return True
+        return num_taken + 1 + self._num_due_unready() <= self.config.groups_per_step
+
+    def _num_due_unready(self) -> int:
+        """Groups that have to be in the present step but are not ready."""
+        if self.config.max_staleness is None:
+            return 0
+        return self.groups.num_unready(self.steps_done - self.config.max_staleness)
 
     @property
     def has_unclaimed_work(self) -> bool:

@@ -125,6 +125,10 @@ def _check_step(state: State) -> None:
         training.taken and training.state not in (StepState.OPEN, StepState.REDUCING)
     ):
         _fail("a step takes B groups", f"{len(training.taken)} in {training.state}")
+    if config.max_staleness is not None:
+        oldest = min((group.version for group in training.taken), default=state.steps_done)
+        if state.steps_done - oldest > config.max_staleness:
+            _fail("no group is staler than max_staleness", f"version {oldest} at step {state.steps_done}")
     known = Counter(m for group in training.taken for m in group.micro_steps)
     found = Counter(training.queue.waiting())
     found.update(entry.micro_step for _, entry in training.claims.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import msgspec
@@ -158,6 +159,7 @@ class RandomDriver:
 def random_config(rng: np.random.Generator) -> SchedulerConfig:
     policy = str(rng.choice(["elastic", "elastic", "colocate", "async"]))
     num_cells = int(rng.integers(2 if policy == "async" else 1, 7))
+    mu, phi = int(rng.integers(1, 4)), float(rng.choice([0.0, 0.3, 0.5, 1.0, 2.0]))
     return SchedulerConfig(
         policy=policy,
         num_cells=num_cells,
@@ -169,8 +171,13 @@ def random_config(rng: np.random.Generator) -> SchedulerConfig:
         steps=int(rng.integers(1, 9)),
         groups_per_step=int(rng.integers(1, 5)),
         executions_per_group=int(rng.integers(1, 5)),
-        steps_per_burst=int(rng.integers(1, 4)),
-        dispatch_depth=float(rng.choice([0.0, 0.3, 0.5, 1.0, 2.0])),
+        steps_per_burst=mu,
+        dispatch_depth=phi,
+        max_staleness=None
+        if rng.random() < 0.5
+        else math.ceil(mu + phi) - int(rng.integers(2))
+        if mu + phi == int(mu + phi)
+        else math.ceil(mu + phi),
         two_way=bool(rng.integers(2)),
         leave_only_for_work=bool(rng.integers(2)),
         evaluation_every_steps=int(rng.integers(0, 4)),

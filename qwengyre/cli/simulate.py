@@ -1,0 +1,69 @@
+"""`qwengyre simulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qwengyre.core.errors import ConfigError
+from qwengyre.sim.settings import POLICY_NAMES, Setting
+
+
+def simulate(
+    workload: Annotated[
+        str | None,
+        typer.Argument(help="A workload: FILE (JSON or TOML), FILE.json:NAME for one of several, or the name of a built-in one."),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="Take durations from the journal of a run instead of a distribution."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="How many seeds, or which: 5 is 0 to 4; 7,8,9 are these.")] = "5",
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", help=f"Policy to simulate; may be repeated. Default: all of {', '.join(POLICY_NAMES)}."),
+    ] = None,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change the workload, as in --set steps=12 --set cell_nodes=8."),
+    ] = None,
+    training_nodes: Annotated[int, typer.Option(help="Nodes that train under async. Default: the best split is searched.")] = 0,
+    standalone_nodes: Annotated[
+        int,
+        typer.Option(
+            help="Nodes that only roll out, for elastic and colocate-standalone. Default: none, and the best is searched."
+        ),
+    ] = 0,
+    two_way: Annotated[bool, typer.Option(help="Elastic gives back at a boundary only the cells that are needed.")] = False,
+    json: Annotated[
+        Path | None, typer.Option(help="Write the result as JSON; - is the standard output, without the table.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the picture: hours, bounds, and the timeline of each policy.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes to simulate on.")] = 1,
+) -> None:
+    """How long a workload takes under elastic scheduling, Colocate and Async, and how far each is from the bound.
+
+    The scheduler that runs the cluster runs here on a virtual clock, with the same durations for every policy.
+    """
+    from qwengyre.cli.simulation import print_table, read_policies, read_seeds, read_source, write_text
+    from qwengyre.sim.compare import compare, report_json
+    from qwengyre.sim.results import Job, run_job, workers
+
+    name, source = read_source(workload, run, override or [])
+    base = Setting(training_nodes=training_nodes, standalone_nodes=standalone_nodes, two_way=two_way)
+    with workers(jobs) as pool:
+        try:
+            report = compare(name, source, base, read_policies(policy), read_seeds(seeds), pool)
+        except ValueError as error:
+            raise ConfigError(str(error), key=name) from error
+    if json:
+        write_text(json, report_json(report, source.workload).decode() + "\n")
+    if str(json) != "-":
+        print_table(report, source.workload)
+    if html:
+        from qwengyre.sim.picture import comparison_page
+
+        recorded = [(r, run_job(Job(source, r.settings, report.seeds[0], True)).timeline) for r in report.results]
+        write_text(html, comparison_page(report, source.workload, recorded))

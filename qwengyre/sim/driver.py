@@ -1,0 +1,194 @@
+"""The scheduler on a virtual clock: the same `Scheduler` as in a real run, each command priced with a duration.
+
+Nothing is decided here. A command either changes when an execution ends, or is answered after the time that its work
+takes; the answers are ordered by time, then by the order in which they were asked for.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from qwengyre.core.ids import MicroStepId
+from qwengyre.scheduler import commands as cmd
+from qwengyre.scheduler import events as ev
+from qwengyre.scheduler.config import SchedulerConfig
+from qwengyre.scheduler.scheduler import Scheduler
+from qwengyre.sim.durations import Durations
+from qwengyre.sim.meters import Meters
+from qwengyre.sim.servers import Independent, Servers, Shared
+from qwengyre.sim.settings import Pool
+from qwengyre.sim.workload import Workload
+
+OVERALL_TIMEOUT: Final = -1
+"""Stamp of the scheduled drop of an execution: it stands as long as the execution lives."""
+
+
+class SimDriver:
+    """One simulated run."""
+
+    def __init__(
+        self, workload: Workload, config: SchedulerConfig, pool: Pool, durations: Durations, *, is_recorded: bool = False
+    ):
+        self.workload, self.pool = workload, pool
+        self.scheduler = Scheduler(config)
+        self.durations = durations
+        self.now = 0.0
+        self.num_events = 0
+        self.meters = Meters(self.scheduler.state, workload, is_recorded=is_recorded)
+        self._unloaded_GN: Sequence[Sequence[float]] = durations.unloaded_GN.tolist()
+        self._replicas_per_cell = pool.cell_nodes / workload.cell_nodes
+        """A cell of more nodes than the workload's is as many data-parallel replicas: one big cell gains nothing by its name."""
+        self._timeout_s = workload.overall_timeout_h * 3600
+        self._answers: list[tuple[float, int, ev.Event | None, str, int]] = []
+        self._sequence = 0
+        self._node_seconds: dict[MicroStepId, float] = {}
+        self._dropped: dict[int, list[int]] = {}
+        self.servers: Servers = (
+            Shared(self._schedule, workload, pool.nodes)
+            if workload.decode_share and workload.slowdown > 1
+            else Independent(self._schedule)
+        )
+
+    def run(self, check: Callable[[Scheduler], None] | None = None) -> Meters:
+        """Simulate to the end; `check` sees the scheduler after every event. Returns what was measured."""
+        self._send(ev.RunStarted(at=0.0))
+        while self._answers:
+            at, _, event, execution, stamp = heapq.heappop(self._answers)
+            if event is None:
+                event = self._end_of(at, execution, stamp)
+                if event is None:
+                    continue
+            self.now = at
+            self._send(event)
+            if check:
+                check(self.scheduler)
+        return self.meters
+
+    def _send(self, event: ev.Event) -> None:
+        self.num_events += 1
+        self.meters.advance(event.at)
+        for command in self.scheduler.handle(event):
+            PRICES[type(command)](self, command)
+        self.meters.observe(event.at)
+
+    def _answer(self, event: ev.Event) -> None:
+        self._sequence += 1
+        heapq.heappush(self._answers, (event.at, self._sequence, event, "", 0))
+
+    def _schedule(self, at: float, execution: str, stamp: int) -> None:
+        self._sequence += 1
+        heapq.heappush(self._answers, (at, self._sequence, None, execution, stamp))
+
+    def _end_of(self, at: float, execution: str, stamp: int) -> ev.Event | None:
+        """The event of a scheduled end that still stands."""
+        live = self.scheduler.state.placement.live.get(execution)
+        if live is None:
+            return None
+        if stamp == OVERALL_TIMEOUT:
+            group, index = _place(execution)
+            self._dropped.setdefault(group, []).append(index)
+            self.meters.num_dropped += 1
+        elif not self.servers.is_due(execution, stamp):
+            return None
+        self.servers.end(execution, at)
+        self.meters.end(execution, at)
+        return ev.ExecutionEnded(at, execution, live.attempt)
+
+    # --------------------------------------------------------------------------------------------- prices of commands
+
+    def _start(self, command: cmd.Start) -> None:
+        group, index = _place(command.execution)
+        unloaded_s = self._unloaded_GN[group][index]
+        self.servers.start(command.execution, command.server, self.now, unloaded_s)
+        self.meters.start(command.execution, self.now)
+        if unloaded_s * self.workload.slowdown > self._timeout_s:
+            self._schedule(self.now + self._timeout_s, command.execution, OVERALL_TIMEOUT)
+
+    def _drain(self, command: cmd.Drain) -> None:
+        for move in command.moves:
+            self.servers.move(move.execution, move.server, self.now, self.workload.move_stall_s)
+        self.meters.num_moves += len(command.moves)
+        self._answer(ev.CellDrained(self.now, command.ticket, command.cell))
+
+    def _route(self, command: cmd.Route) -> None:
+        self.servers.move(command.execution, command.server, self.now, self.workload.move_stall_s)
+
+    def _hold(self, command: cmd.Hold) -> None:
+        self.servers.move(command.execution, None, self.now, 0.0)
+
+    def _prepare_group(self, command: cmd.PrepareGroup) -> None:
+        """A dropped execution is not trained; the others' work is cut into equal micro-steps."""
+        group = command.group
+        dropped = self._dropped.get(group, ())
+        seconds = self.durations.micro_steps_s(group, dropped)
+        names = tuple(MicroStepId(f"m{group:06d}-{i}") for i in range(len(seconds)))
+        self._node_seconds.update(zip(names, seconds, strict=True))
+        num_valid = self.workload.executions_per_group - len(dropped)
+        self._answer(ev.GroupReady(self.now, group, names, num_valid))
+
+    def _to_training(self, command: cmd.SwitchToTraining) -> None:
+        self._answer(ev.CellInTraining(self.now + self.workload.to_training_s, command.ticket, command.cell))
+
+    def _to_rollout(self, command: cmd.ReturnToRollout) -> None:
+        self._answer(ev.CellInRollout(self.now + self.workload.to_rollout_s, command.ticket, command.cell))
+
+    def _open_step(self, command: cmd.OpenStep) -> None:
+        self._answer(ev.StepOpened(self.now, command.ticket))
+
+    def _join_step(self, command: cmd.JoinStep) -> None:
+        self._answer(ev.StepJoined(self.now, command.ticket, command.cell))
+
+    def _take_group(self, command: cmd.TakeGroup) -> None:
+        self.meters.take(command)
+
+    def _compute(self, command: cmd.Compute) -> None:
+        num_replicas = len(self.scheduler.state.training.members) * self._replicas_per_cell
+        overhead = 1 + self.workload.replica_overhead * max(0.0, num_replicas - 1)
+        seconds = self._node_seconds[command.micro_step] / self.pool.cell_nodes * overhead
+        self.meters.compute_s += seconds
+        self._answer(ev.MicroStepDone(self.now + seconds, command.ticket, command.cell))
+
+    def _close_step(self, command: cmd.CloseStep) -> None:
+        self._answer(ev.StepReduced(self.now, command.ticket))
+
+    def _run_optimizer(self, command: cmd.RunOptimizer) -> None:
+        self._answer(ev.StepDone(self.now + self.workload.optimizer_s, command.ticket))
+
+    def _publish(self, command: cmd.Publish) -> None:
+        self._answer(ev.Published(self.now + self.workload.publish_s, command.ticket))
+
+    def _finish(self, command: cmd.FinishRun) -> None:
+        self.meters.finished_at = self.now
+
+    def _nothing(self, command: cmd.Command) -> None:
+        """Costs no time and needs no answer."""
+
+
+def _place(execution: str) -> tuple[int, int]:
+    """Group and index of an execution id; the simulator dispatches training groups only, so group = query."""
+    group, _, index = execution.partition("-")
+    return int(group[1:]), int(index)
+
+
+PRICES: Final[dict[type[cmd.Command], Callable[[SimDriver, cmd.Command], None]]] = {
+    cmd.Dispatch: SimDriver._nothing,
+    cmd.Start: SimDriver._start,
+    cmd.Route: SimDriver._route,
+    cmd.Hold: SimDriver._hold,
+    cmd.PrepareGroup: SimDriver._prepare_group,
+    cmd.Drain: SimDriver._drain,
+    cmd.SwitchToTraining: SimDriver._to_training,
+    cmd.ReturnToRollout: SimDriver._to_rollout,
+    cmd.OpenStep: SimDriver._open_step,
+    cmd.JoinStep: SimDriver._join_step,
+    cmd.TakeGroup: SimDriver._take_group,
+    cmd.Compute: SimDriver._compute,
+    cmd.CloseStep: SimDriver._close_step,
+    cmd.RunOptimizer: SimDriver._run_optimizer,
+    cmd.Publish: SimDriver._publish,
+    cmd.ReportEvaluation: SimDriver._nothing,
+    cmd.Regroup: SimDriver._nothing,
+    cmd.FinishRun: SimDriver._finish,
+}

@@ -1,0 +1,168 @@
+"""Runs of settings over seeds, side by side on several processes, and what a user reads of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Protocol
+
+import msgspec
+
+from qwengyre.sim.bounds import path_bound, work_bound
+from qwengyre.sim.driver import SimDriver
+from qwengyre.sim.durations import Durations
+from qwengyre.sim.meters import Timeline
+from qwengyre.sim.settings import Setting, build
+from qwengyre.sim.workload import Workload
+
+
+class Source(Protocol):
+    """Where a run's durations come from: a workload's distribution, or a real run's journal."""
+
+    @property
+    def workload(self) -> Workload: ...
+
+    def durations(self, seed: int) -> Durations: ...
+
+
+class Drawn(msgspec.Struct, frozen=True):
+    """Durations drawn from the workload's own distribution."""
+
+    workload: Workload
+
+    def durations(self, seed: int) -> Durations:
+        return Durations.draw(self.workload, seed)
+
+
+class SeedResult(msgspec.Struct, frozen=True):
+    """One simulated run."""
+
+    hours: float
+    bound_work: float
+    bound_path: float
+    staleness_mean: float
+    staleness_max: int
+    staleness_token: float
+    dropped: int
+    moves: int
+    idle_rollout: float
+    idle_training: float
+    switching: float
+    timeline: Timeline | None = None
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One setting over all seeds: means, and the range of the hours. Staleness in steps."""
+
+    policy: str
+    settings: Setting
+    hours: float
+    hours_min: float
+    hours_max: float
+    ratio_to_elastic: float | None
+    bound_work: float
+    bound_path: float
+    staleness_mean: float
+    staleness_max: int
+    """Over all seeds."""
+    dropped: float
+    staleness_token: float
+    """Mean over tokens of steps done when trained on minus the version that made the token."""
+    moves: float
+    idle_rollout: float
+    """Share of the offered slots that served nobody."""
+    idle_training: float
+    """Share of the training role's time without forward or backward."""
+    switching: float
+    """Share of the cells' time between roles."""
+
+    @property
+    def bound(self) -> float:
+        return max(self.bound_work, self.bound_path)
+
+    @property
+    def gap(self) -> float:
+        """How far above the better bound, as a share of it."""
+        return self.hours / self.bound - 1
+
+
+class Job(msgspec.Struct, frozen=True):
+    source: Source
+    setting: Setting
+    seed: int
+    is_recorded: bool = False
+
+
+def run_job(job: Job) -> SeedResult:
+    """Simulate one setting with one seed. Raises ValueError if the setting does not fit the workload."""
+    workload = job.source.workload
+    config, pool = build(workload, job.setting)
+    durations = job.source.durations(job.seed)
+    meters = SimDriver(workload, config, pool, durations, is_recorded=job.is_recorded).run()
+    return SeedResult(
+        hours=meters.hours,
+        bound_work=work_bound(workload, durations),
+        bound_path=path_bound(workload, config, durations),
+        staleness_mean=meters.staleness_mean,
+        staleness_max=meters.staleness_max,
+        staleness_token=meters.staleness_token,
+        dropped=meters.num_dropped,
+        moves=meters.num_moves,
+        idle_rollout=meters.idle_rollout,
+        idle_training=meters.idle_training,
+        switching=meters.switching,
+        timeline=meters.timeline() if job.is_recorded else None,
+    )
+
+
+class Inline(Executor):
+    """An executor that works in the calling process, for one job at a time."""
+
+    def map(self, fn, *iterables, timeout=None, chunksize=1):
+        return map(fn, *iterables)
+
+
+@contextmanager
+def workers(num: int):
+    """`num` processes to simulate on; one means this process."""
+    if num <= 1:
+        yield Inline()
+        return
+    with ProcessPoolExecutor(num) as pool:
+        yield pool
+
+
+def simulate(source: Source, settings: Sequence[Setting], seeds: Sequence[int], pool: Executor) -> list[Result]:
+    """Simulate every setting with every seed, all of them at once on `pool`; keep the order of `settings`."""
+    jobs = [Job(source, setting, seed) for setting in settings for seed in seeds]
+    runs = list(pool.map(run_job, jobs, chunksize=max(1, min(8, len(seeds)))))
+    num = len(seeds)
+    return [summarize(setting, runs[i * num : (i + 1) * num]) for i, setting in enumerate(settings)]
+
+
+def summarize(setting: Setting, runs: Sequence[SeedResult]) -> Result:
+    hours = [run.hours for run in runs]
+    return Result(
+        policy=setting.policy,
+        settings=setting,
+        hours=_mean(hours),
+        hours_min=min(hours),
+        hours_max=max(hours),
+        ratio_to_elastic=None,
+        bound_work=_mean(run.bound_work for run in runs),
+        bound_path=_mean(run.bound_path for run in runs),
+        staleness_mean=_mean(run.staleness_mean for run in runs),
+        staleness_max=max(run.staleness_max for run in runs),
+        dropped=_mean(run.dropped for run in runs),
+        staleness_token=_mean(run.staleness_token for run in runs),
+        moves=_mean(run.moves for run in runs),
+        idle_rollout=_mean(run.idle_rollout for run in runs),
+        idle_training=_mean(run.idle_training for run in runs),
+        switching=_mean(run.switching for run in runs),
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return sum(values) / len(values)

@@ -1,0 +1,87 @@
+"""What is compared: a policy with its settings, turned into the scheduler's own config and a pool of servers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from qwengyre.core.ids import ServerId, cell_server, standalone_server
+from qwengyre.scheduler.config import PolicyName, SchedulerConfig
+from qwengyre.sim.workload import Workload
+
+POLICY_NAMES = ("elastic", "async", "async-streaming", "colocate", "colocate-standalone", "colocate-standalone-streaming")
+
+
+class Setting(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to run a workload. Unset fields are the workload's."""
+
+    policy: str = "elastic"
+    """One of POLICY_NAMES."""
+    steps_per_burst: int | None = None
+    dispatch_depth: float | None = None
+    cell_nodes: int | None = None
+    training_nodes: int = 0
+    """`async` only: nodes that always train."""
+    standalone_nodes: int = 0
+    """Nodes that only ever roll out."""
+    two_way: bool = False
+    leave_only_for_work: bool = True
+    max_staleness: int | None = None
+    """Hard cap on the staleness of a group."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICY_NAMES:
+            raise ValueError(f"policy {self.policy!r} is none of {', '.join(POLICY_NAMES)}")
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """Sizes behind a scheduler config."""
+
+    cell_nodes: int
+    standalone_nodes: int
+    """Of the one standalone engine, 0 if there is none."""
+
+    def nodes(self, server: ServerId) -> int:
+        return self.standalone_nodes if server.startswith("standalone") else self.cell_nodes
+
+
+def build(workload: Workload, setting: Setting) -> tuple[SchedulerConfig, Pool]:
+    """Lay the pool out for a setting. Raises ValueError, saying what to change, if it does not fit the nodes."""
+    base, _, options = setting.policy.partition("-")
+    standalone = setting.standalone_nodes
+    if base == "colocate" and "standalone" in options and not standalone:
+        raise ValueError(f"{setting.policy} needs standalone_nodes above 0")
+    switching = workload.nodes - standalone
+    cell_nodes = switching if base == "colocate" else setting.cell_nodes or workload.cell_nodes
+    if cell_nodes < 1 or switching % cell_nodes:
+        raise ValueError(f"cells of {cell_nodes} nodes do not divide the {switching} nodes that switch roles: change cell_nodes")
+    if base == "async" and (setting.training_nodes % cell_nodes or not 0 < setting.training_nodes < workload.nodes):
+        raise ValueError(
+            f"training_nodes = {setting.training_nodes} must be a multiple of {cell_nodes} nodes, above 0 and below {workload.nodes}"
+        )
+    mu, phi = setting.steps_per_burst, setting.dispatch_depth
+    config = SchedulerConfig(
+        policy=_base_policy(base),
+        num_cells=switching // cell_nodes,
+        slots_per_cell=workload.slots(cell_nodes),
+        num_standalone=1 if standalone else 0,
+        slots_per_standalone=max(1, workload.slots(standalone)),
+        training_cells=max(1, setting.training_nodes // cell_nodes),
+        streaming=base == "elastic" or options.endswith("streaming"),
+        steps=workload.steps,
+        groups_per_step=workload.groups_per_step,
+        executions_per_group=workload.executions_per_group,
+        steps_per_burst=workload.steps_per_burst if mu is None else mu,
+        dispatch_depth=workload.dispatch_depth if phi is None else phi,
+        two_way=setting.two_way,
+        leave_only_for_work=setting.leave_only_for_work,
+        max_staleness=setting.max_staleness,
+    )
+    return config, Pool(cell_nodes, standalone)
+
+
+def _base_policy(base: str) -> PolicyName:
+    return "elastic" if base == "elastic" else "colocate" if base == "colocate" else "async"
+
+
+def server_ids(config: SchedulerConfig) -> list[ServerId]:
+    return [*map(cell_server, range(config.num_cells)), *map(standalone_server, range(config.num_standalone))]
