@@ -100,14 +100,16 @@ class Fleet:
 
     async def _watch(self, cell: int, live: LiveCell) -> None:
         exited = asyncio.create_task(live.process.wait_exit())
+        missed = asyncio.create_task(self._beat(live))
         try:
-            await asyncio.wait({exited, asyncio.create_task(self._beat(cell, live))}, return_when=asyncio.FIRST_COMPLETED)
-            code = exited.result() if exited.done() else None
-            self.report_lost(cell, live, f"its process ended with {code}" if code is not None else "it missed its heartbeats")
+            await asyncio.wait({exited, missed}, return_when=asyncio.FIRST_COMPLETED)
+            reason = f"its process ended with {exited.result()}" if exited.done() else "it missed its heartbeats"
+            self.report_lost(cell, live, reason)
         finally:
             exited.cancel()
+            missed.cancel()
 
-    async def _beat(self, cell: int, live: LiveCell) -> None:
+    async def _beat(self, live: LiveCell) -> None:
         """Return when the cell has missed `MISSES_UNTIL_LOST` heartbeats in a row."""
         misses = 0
         while misses < MISSES_UNTIL_LOST:

@@ -158,6 +158,7 @@ class Run:
             port=0 if self.config.harness.isolation == "none" else None,
             ready_file=str(private / "gateway.ready"),
             parent_pid=os.getpid(),
+            harness_rules=self.config.trajectory.harness_rules,
             gateway=self.config.gateway,
         )
 
