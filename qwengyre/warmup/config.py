@@ -38,6 +38,8 @@ class WarmupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Chance, after every file, to call the task done."""
     delegate: float = 0.06
     """Chance to hand a file to a sub-agent."""
+    ponder: float = 0.12
+    """Chance to think aloud before writing a file, for up to a hundred tokens: answers differ in length as real ones do."""
     watch: float = 0.01
     """Chance, after every file, to start the self-test in its watch mode, which does not return: the harness times out."""
     compact: float = 0.08

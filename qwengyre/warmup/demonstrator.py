@@ -81,13 +81,17 @@ class Demonstrator:
         else:
             symbol = str(self.rng.choice(others))
         source = f"def {line['name']}(x):\n    return x {symbol} {line['constant']}\n"
-        return self._call("write_file", {"path": f"{line['name']}.py", "content": source})
+        thoughts = self._ponder(int(line["constant"])) if self._happens(self.config.ponder) else ""
+        return self._call("write_file", {"path": f"{line['name']}.py", "content": source}, thoughts)
+
+    def _ponder(self, constant: int) -> str:
+        return f"Counting to {constant}: " + " ".join(str(number) for number in range(1, constant + 1))
 
     def _run(self, command: str) -> Reply:
         return self._call("run", {"command": command})
 
-    def _call(self, name: str, arguments: dict[str, str]) -> Reply:
-        return Reply("", (ToolCall("call", name, json.dumps(arguments)),), self._num_tokens())
+    def _call(self, name: str, arguments: dict[str, str], thoughts: str = "") -> Reply:
+        return Reply(thoughts, (ToolCall("call", name, json.dumps(arguments)),), self._num_tokens())
 
     def _say(self, text: str) -> Reply:
         return Reply(text, (), self._num_tokens())
