@@ -7,12 +7,14 @@ from pathlib import Path
 
 import msgspec
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from qwengyre.core.errors import ConfigError
 from qwengyre.sim.compare import Report, effective
 from qwengyre.sim.measured import measured_source
+from qwengyre.sim.planner import Plan, plan_toml
 from qwengyre.sim.results import Drawn, Result, Source
 from qwengyre.sim.settings import POLICY_NAMES
 from qwengyre.sim.workload import Workload, load_workload
@@ -84,46 +86,94 @@ def show_hours(hours: float) -> str:
 
 
 def print_table(report: Report, workload: Workload) -> None:
-    """The comparison, with each policy's settings and its distance from the bounds."""
-    console = Console(soft_wrap=True)
-    table = Table(
-        title=f"{report.workload}: {workload.steps} steps on {workload.nodes} nodes, {len(report.seeds)} seeds",
-        title_justify="left",
-    )
-    for column in (
-        "policy",
-        "time",
-        "range",
-        "ratio",
-        "bound work / path",
-        "above",
-        "staleness mean / max / token",
-        "dropped",
-        "moves",
-        "idle rollout / training",
-    ):
-        table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=column in ("policy", "time"))
+    """The comparison: time against the bounds, then what it costs in staleness, moves and idle capacity."""
+    console = _console()
+    title = f"{report.workload}: {workload.steps} steps on {workload.nodes} nodes, {len(report.seeds)} seeds"
+    time = _table(title, "policy", "time", "range", "ratio", "work bound", "path bound", "above")
+    cost = _table("", "policy", "split", "staleness", "max", "token", "dropped", "moves", "idle rollout", "training")
     for result in report.results:
-        table.add_row(*_row(result, workload))
-    console.print(table)
+        time.add_row(*_time_cells(result))
+        cost.add_row(result.policy, _split(result, workload), *_cost_cells(result))
+    console.print(time)
+    console.print(cost)
 
 
-def _row(result: Result, workload: Workload) -> list[str]:
-    split = effective(workload, result.settings)
-    nodes = [
-        f"{split[key]} {word}"
-        for key, word in (("training_nodes", "training"), ("standalone_nodes", "standalone"))
-        if split.get(key)
-    ]
+def print_plan(name: str, plan: Plan, workload: Workload) -> None:
+    """The best settings, the Pareto front, what the winner saves on fresh seeds, and its TOML."""
+    console = _console()
+    console.print(f"{name}: no group staler than {plan.max_staleness} steps; {len(plan.tried)} settings tried")
+    columns = ("cells", "standalone", "mu", "phi", "two-way", "time", "range", "staleness", "max", "saves")
+    best = _table("Best", *columns)
+    best.add_row(*_plan_cells(plan.base, plan, workload), "as it is")
+    for result in plan.best:
+        best.add_row(*_plan_cells(result, plan, workload), f"{1 - result.hours / plan.base.hours:.1%}")
+    front = _table("Pareto front of time against mean staleness", *columns)
+    for result in plan.front:
+        front.add_row(*_plan_cells(result, plan, workload), f"{1 - result.hours / plan.base.hours:.1%}")
+    console.print(best)
+    console.print(front)
+    fresh = f"{show_hours(plan.fresh_base.hours)} -> {show_hours(plan.fresh_best.hours)}"
+    console.print(
+        f"On fresh seeds the first saves {plan.saving:.1%}: {fresh}, staleness at most {plan.fresh_best.staleness_max}.\n"
+    )
+    typer.echo(plan_toml(workload, plan.best[0].settings))
+
+
+def _plan_cells(result: Result, plan: Plan, workload: Workload) -> list[str]:
+    setting = result.settings
+    used = effective(workload, setting)
+    num_cells = (workload.nodes - setting.standalone_nodes) // int(used["cell_nodes"])
     return [
-        result.policy + (f" ({', '.join(nodes)})" if nodes else ""),
+        f"{num_cells} x {used['cell_nodes']}",
+        str(setting.standalone_nodes or ""),
+        str(used["steps_per_burst"]),
+        f"{used['dispatch_depth']:g}",
+        "yes" if setting.two_way else "",
+        show_hours(result.hours),
+        f"{result.hours_min:.1f} - {result.hours_max:.1f}" if result.hours >= 1 else "",
+        f"{result.staleness_mean:.2f}",
+        str(result.staleness_max),
+    ]
+
+
+def _console() -> Console:
+    """As wide as the terminal; elsewhere wide enough for every column."""
+    console = Console(soft_wrap=True)
+    return console if console.is_terminal else Console(width=120, soft_wrap=True)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left", no_wrap=True)
+    return table
+
+
+def _time_cells(result: Result) -> list[str]:
+    return [
+        result.policy,
         show_hours(result.hours),
         f"{show_hours(result.hours_min)} - {show_hours(result.hours_max)}",
         f"{result.ratio_to_elastic:.2f}" if result.ratio_to_elastic else "",
-        f"{show_hours(result.bound_work)} / {show_hours(result.bound_path)}",
+        show_hours(result.bound_work),
+        show_hours(result.bound_path),
         f"{result.gap:.1%}",
-        f"{result.staleness_mean:.2f} / {result.staleness_max} / {result.staleness_token:.2f}",
+    ]
+
+
+def _split(result: Result, workload: Workload) -> str:
+    used = effective(workload, result.settings)
+    words = (("training_nodes", "train"), ("standalone_nodes", "standalone"))
+    return ", ".join(f"{used[key]} {word}" for key, word in words if used.get(key))
+
+
+def _cost_cells(result: Result) -> list[str]:
+    return [
+        f"{result.staleness_mean:.2f}",
+        str(result.staleness_max),
+        f"{result.staleness_token:.2f}",
         f"{result.dropped:.0f}",
         f"{result.moves:.0f}",
-        f"{result.idle_rollout:.0%} / {result.idle_training:.0%}",
+        f"{result.idle_rollout:.0%}",
+        f"{result.idle_training:.0%}",
     ]

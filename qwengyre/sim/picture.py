@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from typing import Final
 
 from qwengyre.dashboard import page, svg
@@ -10,6 +11,7 @@ from qwengyre.dashboard.series import thin
 from qwengyre.dashboard.svg import Plot
 from qwengyre.sim.compare import Report, effective
 from qwengyre.sim.meters import Timeline
+from qwengyre.sim.planner import Plan, plan_toml
 from qwengyre.sim.results import Result
 from qwengyre.sim.workload import Workload
 
@@ -18,6 +20,7 @@ LEFT: Final = 64.0
 RIGHT: Final = 24.0
 MOST_POINTS: Final = 700
 MOST_ROWS: Final = 32
+FRESH: Final = "fresh seeds"
 CSS: Final = {
     "rollout": "rollout",
     "training": "training",
@@ -52,6 +55,30 @@ def comparison_page(report: Report, workload: Workload, timelines: Sequence[tupl
         text = f"Seed {report.seeds[0]}; {where}. A cell may leave for training once the waterlevel fits the capacity that stays."
         body.append(page.section(result.policy, text, timeline_chart(timeline, longest)))
     return page.page(f"{report.workload}: simulated policies", body)
+
+
+def plan_page(name: str, plan: Plan, workload: Workload) -> str:
+    """Everything that the search tried, the Pareto front, and the winner to paste."""
+    best = plan.best[0]
+    saved = f"{plan.saving:.1%} of the time, on {FRESH} that nothing was chosen by"
+    body = [
+        f"<h1>{name}: plan</h1>",
+        f'<p class="sub">No group staler than {plan.max_staleness} steps; {len(plan.tried)} settings simulated.</p>',
+        page.tiles(
+            [
+                ("as it is", f"{plan.base.hours:.1f} h", f"{plan.base.hours_min:.1f} to {plan.base.hours_max:.1f}"),
+                ("best", f"{best.hours:.1f} h", f"{best.hours_min:.1f} to {best.hours_max:.1f}"),
+                ("saves", f"{plan.saving:.1%}", f"on {FRESH}"),
+            ]
+        ),
+        page.section(
+            "Time against mean staleness",
+            "Each dot is a setting; hover to read it. On the line, nothing tried is both faster and fresher.",
+            pareto_chart(plan.tried, plan.front, plan.base),
+        ),
+        page.section("To paste into a run file", f"Saves {saved}.", f"<pre>{escape(plan_toml(workload, best.settings))}</pre>"),
+    ]
+    return page.page(f"{name}: plan", body)
 
 
 def hours_chart(results: Sequence[Result]) -> str:
