@@ -3,6 +3,7 @@
 from typing import Final
 
 COMMANDS: Final = {
+    "embedded": ("qwengyre.bench.embedded:embedded", "Tokens per CPU second of the embedded engine, against Hugging Face generate."),
     "journal": ("qwengyre.bench.journal:journal", "Appends, reads and durable records per second of a journal."),
     "launch": ("qwengyre.bench.launch:launch", "CPU time of starting and scoring one execution, cold and warm."),
 }
