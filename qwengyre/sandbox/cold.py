@@ -8,7 +8,7 @@ from pathlib import Path
 from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, harness_command, harness_environment
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.isolation import INSTRUCTION, WORKSPACE, Mount, View
-from qwengyre.sandbox.process import Process
+from qwengyre.sandbox.process import Process, Program
 
 
 def start_cold(host: SandboxHost, gateway: Gateway, spec: ExecutionSpec, files: HarnessFiles, fds: list[int]) -> Process:
@@ -19,7 +19,7 @@ def start_cold(host: SandboxHost, gateway: Gateway, spec: ExecutionSpec, files: 
     environment = harness_environment(host, gateway, spec, files)
     output, stdin = open_output(files.log), open_input(host, files)
     try:
-        return host.start_supervised(view, command, fds, cwd=cwd, env=environment, output=output, stdin=stdin)
+        return host.start_supervised(Program(command, environment, output, stdin=stdin, pass_fds=fds), view, cwd)
     finally:
         os.close(output)
         os.close(stdin)

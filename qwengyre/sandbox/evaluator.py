@@ -15,7 +15,7 @@ import msgspec
 from qwengyre.core.errors import EvaluatorFailed
 from qwengyre.sandbox.host import SandboxHost, log_tail
 from qwengyre.sandbox.isolation import TESTS, VERIFIER_LOGS, WORKSPACE, Mount
-from qwengyre.sandbox.process import Process, start
+from qwengyre.sandbox.process import Process, Program, start
 from qwengyre.sandbox.reward import read_reward
 from qwengyre.sandbox.task import Task
 from qwengyre.sandbox.workspace import copy_workspace
@@ -76,14 +76,14 @@ def _start(host: SandboxHost, task: Task, place: Path, fds: list[int], output: i
     environment = _environment(host, task, place)
     if not host.isolated:
         command = ["/bin/bash", str(task.tests / "test.sh")]
-        return host.start_supervised(None, command, fds, cwd=str(place / "workspace"), env=environment, output=output)
+        return host.start_supervised(Program(command, environment, output, pass_fds=fds), None, str(place / "workspace"))
     mounts = (
         Mount(str(place / "workspace"), WORKSPACE, writable=True),
         Mount(str(place / "verifier"), VERIFIER_LOGS, writable=True),
         Mount(str(task.tests), TESTS),
     )
     command = host.script_command(host.view(mounts), f"{TESTS}/test.sh", fds)
-    return start(command, environment, output=output, pass_fds=fds)
+    return start(Program(command, environment, output, pass_fds=fds))
 
 
 def _environment(host: SandboxHost, task: Task, place: Path) -> dict[str, str]:

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from qwengyre.core.errors import SandboxError
 from qwengyre.sandbox import inside
@@ -31,7 +33,7 @@ from qwengyre.sandbox.isolation import (
     write_etc,
 )
 from qwengyre.sandbox.limits import CGROUP_PREFIX, Cgroup, find_cgroup_parent, resource_limits, shell_prelude
-from qwengyre.sandbox.process import Process, start
+from qwengyre.sandbox.process import Process, Program, start
 
 log = logging.getLogger(__name__)
 
@@ -88,25 +90,26 @@ class SandboxHost:
         """The harness listener of the gateway, and the relay to it. Nothing else of the gateway is in a sandbox."""
         return [Mount(gateway_socket, GATEWAY_SOCKET), Mount(inside.__file__, INSIDE)]
 
-    def start_supervised(self, view: View | None, command: Sequence[str], fds: Sequence[int], **settings: Any) -> Process:
-        """Start `command` below `inside.py`, the first process of its sandbox. No view: without isolation, in `cwd`."""
+    def start_supervised(self, program: Program, view: View | None, cwd: str) -> Process:
+        """Start a program below `inside.py`, the first process of its sandbox. No view: without isolation."""
         reader, writer = os.pipe()
         try:
-            arguments = self._supervisor(view, command, [*fds], settings.pop("cwd"), reader)
-            return start(arguments, pass_fds=[*fds, reader], lifeline=writer, **settings)
+            command = self._supervisor(program, view, cwd, reader)
+            fds = (*program.pass_fds, reader)
+            return start(msgspec.structs.replace(program, command=command, pass_fds=fds, lifeline=writer))
         except BaseException:
             os.close(writer)
             raise
         finally:
             os.close(reader)
 
-    def _supervisor(self, view: View | None, command: Sequence[str], fds: list[int], cwd: str, lifeline: int) -> list[str]:
-        plan = self.plan(fds)
+    def _supervisor(self, program: Program, view: View | None, cwd: str, lifeline: int) -> list[str]:
+        plan = self.plan(program.pass_fds)
         plan["cwd"] = cwd
         plan["lifeline"] = lifeline
         plan["relay"] = None if view is None else {"port": RELAY_PORT, "socket": GATEWAY_SOCKET}
         plan["subreaper"] = view is None
-        supervisor = [interpreter(), "-I", "-S", INSIDE if view else inside.__file__, json.dumps(plan), *command]
+        supervisor = [interpreter(), "-I", "-S", INSIDE if view else inside.__file__, json.dumps(plan), *program.command]
         return supervisor if view is None else [*bwrap_arguments(self.bwrap, view), *supervisor]
 
     def script_command(self, view: View, script: str, cgroup_fds: Sequence[int]) -> list[str]:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 KILL_GRACE_S = 5.0
 """How long a supervisor without a pid namespace may take to kill its descendants before its group is killed."""
 
@@ -111,23 +113,31 @@ async def wait_readable(fd: int) -> None:
         loop.remove_reader(fd)
 
 
-def start(
-    command: Sequence[str],
-    env: dict[str, str],
-    *,
-    output: int,
-    stdin: int = subprocess.DEVNULL,
-    stdout: int | None = None,
-    pass_fds: Sequence[int] = (),
-    lifeline: int = -1,
-) -> Process:
-    """Start `command` in its own session with exactly `env`. Raises OSError (FileNotFoundError and the like).
+class Program(msgspec.Struct, frozen=True):
+    """What to start, and with which descriptors."""
 
-    `output` takes standard error, and standard output unless `stdout` is given. Which kind of sandbox it is follows from the program.
-    `lifeline` is the write end of a pipe, closed when the program has ended (or this process has).
-    """
-    out = output if stdout is None else stdout
+    command: Sequence[str]
+    env: dict[str, str]
+    """All of its environment."""
+    output: int
+    """Takes standard error, and standard output unless `stdout` is given."""
+    stdin: int = subprocess.DEVNULL
+    stdout: int | None = None
+    pass_fds: Sequence[int] = ()
+    lifeline: int = -1
+    """The write end of a pipe, closed when the program has ended (or this process has)."""
+
+
+def start(program: Program) -> Process:
+    """Start a program in its own session; whether it is a sandbox shows in its command. Raises OSError (FileNotFoundError and the like)."""
     popen = subprocess.Popen(
-        command, env=env, stdin=stdin, stdout=out, stderr=output, pass_fds=pass_fds, start_new_session=True, bufsize=0
+        program.command,
+        env=program.env,
+        stdin=program.stdin,
+        stdout=program.output if program.stdout is None else program.stdout,
+        stderr=program.output,
+        pass_fds=program.pass_fds,
+        start_new_session=True,
+        bufsize=0,
     )
-    return Process(popen, in_pid_namespace="--unshare-pid" in command[:8], lifeline=lifeline)
+    return Process(popen, in_pid_namespace="--unshare-pid" in program.command[:8], lifeline=program.lifeline)

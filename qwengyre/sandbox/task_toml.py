@@ -63,6 +63,9 @@ KNOWN: Final[dict[str, frozenset[str]]] = {
 }
 """The keys of Harbor's schema, 1.0 to 1.4. `metadata`, `task` and the rest may hold anything."""
 
+KEY: Final = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)(?:\.(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+))*)\s*=""")
+"""The key, dotted or quoted, at the start of a line of TOML."""
+
 UNSUPPORTED: Final[dict[tuple[str, str], str]] = {
     ("", "steps"): "tasks of several steps cannot run here: make each step a task",
     ("agent", "mcp_servers"): "MCP servers need a network, which this sandbox does not give",
@@ -162,7 +165,7 @@ class TomlReader:
                 if current == wanted:
                     return number
                 fallback = number if current == table else fallback
-            elif assignment := re.match(r"\s*([A-Za-z0-9_.\"'-]+)\s*=", line):
+            elif assignment := KEY.match(line):
                 path = _path(current, assignment[1].replace('"', "").replace("'", ""))
                 if path == wanted or path.startswith(wanted + "."):
                     return number

@@ -21,7 +21,7 @@ from qwengyre.sandbox.cold import harness_view, open_input, open_output
 from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, harness_command, harness_environment
 from qwengyre.sandbox.host import SandboxHost, log_tail
 from qwengyre.sandbox.isolation import RELAY_PORT, WORKSPACE, bwrap_arguments
-from qwengyre.sandbox.process import Process, children, start, wait_readable
+from qwengyre.sandbox.process import Process, Program, children, start, wait_readable
 from qwengyre.sandbox.zygote import receive, send
 
 PRELOAD_TIMEOUT_S: Final = 120.0
@@ -55,7 +55,7 @@ class WarmStarter:
             search = [self._host.config.env.get("PYTHONPATH", ""), str(Path(qwengyre.__file__).parents[1])]
             environment["PYTHONPATH"] = ":".join(filter(None, search))
             try:
-                self._process = start(command, environment, output=log, pass_fds=[theirs.fileno()])
+                self._process = start(Program(command, environment, log, pass_fds=[theirs.fileno()]))
             finally:
                 theirs.close()
                 os.close(log)
@@ -116,7 +116,7 @@ class WarmStarter:
         output = open_output(files.log)
         try:
             command = [*bwrap_arguments(self._host.bwrap, view), *HOLDER]
-            holder = start(command, environment, output=output, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            holder = start(Program(command, environment, output, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         finally:
             os.close(output)
         try:

@@ -126,7 +126,7 @@ def run_module(plan):
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
-    except BaseException:
+    except BaseException:  # the harness's own failure, whatever it is, ends it as an interpreter would
         traceback.print_exc()
         code = 1
     threading._shutdown()
@@ -226,7 +226,7 @@ class Zygote:
                     os._exit(0)
                 os.close(writer)
                 self.become_harness(message, fds, last_user_namespace)
-            except BaseException as error:
+            except BaseException as error:  # the outermost frame of a forked process: reported to the zygote, then it ends
                 os.write(writer, f"!{error}".encode())
             finally:
                 os._exit(FAILED_TO_JOIN)
@@ -340,7 +340,7 @@ def main(argv):
     zygote.start_relay()
     try:
         threads = preload(argv[2:])
-    except BaseException:
+    except BaseException:  # whatever an import does is reported to the launcher, which refuses to start
         send(control, {"failed": traceback.format_exc(limit=-3)[-2000:]})
         return 1
     if threads != 1:

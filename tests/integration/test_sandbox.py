@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import msgspec
@@ -20,18 +20,7 @@ from qwengyre.core.records import End, Validity
 from qwengyre.sandbox.harness import Gateway
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.preflight import check_harness
-
-_spec = importlib.util.spec_from_file_location("sandbox_kit", Path(__file__).with_name("sandbox_kit.py"))
-kit_module = importlib.util.module_from_spec(_spec)
-sys.modules["sandbox_kit"] = kit_module
-_spec.loader.exec_module(kit_module)
-Kit, SECRET, calls, processes_with, spec = (
-    kit_module.Kit,
-    kit_module.SECRET,
-    kit_module.calls,
-    kit_module.processes_with,
-    kit_module.spec,
-)
+from qwengyre.testing.sandbox_kit import PROBE, SECRET, Kit, calls, processes_with, report, spec
 
 pytestmark = pytest.mark.integration
 STARTS = ("cold", "warm")
@@ -56,7 +45,7 @@ def test_harness_reaches_the_gateway_and_is_scored(kit, start):
         found = urllib.request.urlopen(request).read() == body and open("data.txt").read() == "data\\n"
         open("hello", "w")
     """
-    outcome = kit.run(kit.task(kit_module.report(code)), kit.config(start))
+    outcome = kit.run(kit.task(report(code)), kit.config(start))
     assert (outcome.end, outcome.validity, outcome.score, outcome.exit_code) == (End.CRASHED, Validity.VALID, 0.75, 3)
     assert len(outcome.scored_state) == 32 and outcome.evaluator_tries == 1 and outcome.duration_s > 0
     assert json.loads((kit.folder / "failed/e000001-0.0/workspace/found.json").read_text()) is True
@@ -100,7 +89,8 @@ def test_the_host_is_hidden_or_read_only(kit, start):
         str(secret),
         str(kit.folder / "tasks"),
         "/etc/shadow",
-        "/root/.bashrc",
+        str(Path.home() / ".bashrc"),
+        str(Path.home() / ".ssh"),
         "/tests",
         "/sys/fs",
         "/var",
@@ -162,7 +152,7 @@ def test_a_program_of_a_warm_harness_cannot_reach_into_it(kit):
 
 
 def test_the_key_is_on_no_command_line_and_in_no_detail(kit, start):
-    code = "import os, time; print(os.environ['OPENAI_API_KEY'], flush=True); open('hello', 'w'); time.sleep(600)"
+    code = "import os, time; print(os.environ['OPENAI_API_KEY'], flush=True); open('hello', 'w')\nwhile not os.path.exists('go'): time.sleep(0.05)\nsys.exit(3)"
 
     async def use(launcher: Launcher):
         async with asyncio.TaskGroup() as group:
@@ -170,11 +160,12 @@ def test_the_key_is_on_no_command_line_and_in_no_detail(kit, start):
             while not list((kit.folder / "work").glob("e*/workspace/hello")):
                 await asyncio.sleep(0)
             seen = processes_with(SECRET)
+            next((kit.folder / "work").glob("e*/workspace")).joinpath("go").touch()
         return seen, running.result()
 
-    seen, outcome = asyncio.run(kit.with_launcher(kit.config(start, timeout_s=2.0), use))
+    seen, outcome = asyncio.run(kit.with_launcher(kit.config(start), use))
     assert seen == [] and SECRET not in outcome.detail and "<key>" in outcome.detail
-    assert (outcome.end, outcome.validity, outcome.score) == (End.HARNESS_TIMEOUT, Validity.VALID, 0.75)
+    assert (outcome.end, outcome.exit_code, outcome.score) == (End.CRASHED, 3, 0.75)
 
 
 DAEMON = """
@@ -186,7 +177,7 @@ DAEMON = """
 
 
 def daemon(kit, number: int, stay: bool):
-    return kit.task(kit_module.textwrap.dedent(DAEMON.format(n=number, stay=stay)))
+    return kit.task(textwrap.dedent(DAEMON.format(n=number, stay=stay)))
 
 
 @pytest.mark.parametrize("isolation", ["bwrap", "none"])
@@ -200,13 +191,17 @@ def test_everything_dies_with_the_harness(kit, start, isolation):
 @pytest.mark.parametrize("isolation", ["bwrap", "none"])
 def test_a_harness_timeout_kills_all_and_scores_the_workspace(kit, start, isolation):
     number = 21 if start == "cold" else 22
-    outcome = kit.run(daemon(kit, number, stay=True), kit.config(start, isolation=isolation, timeout_s=1.0))
+    outcome = kit.run(
+        daemon(kit, number, stay=True), kit.config(start, isolation=isolation, timeout_s=4.0 if start == "cold" else 2.0)
+    )
     assert (outcome.end, outcome.validity, outcome.score) == (End.HARNESS_TIMEOUT, Validity.VALID, 0.75)
     assert processes_with(f"sleep 3141.{number}") == []
 
 
 def test_an_overall_timeout_drops(kit, start):
-    outcome = kit.run(kit.task("import time; time.sleep(600)"), kit.config(start, overall_timeout_s=1.0))
+    outcome = kit.run(
+        kit.task("import time; time.sleep(600)"), kit.config(start, overall_timeout_s=4.0 if start == "cold" else 2.0)
+    )
     assert (outcome.end, outcome.validity, outcome.score, outcome.scored_state) == (
         End.OVERALL_TIMEOUT,
         Validity.DROPPED,
@@ -235,15 +230,13 @@ def test_everything_dies_with_a_killed_launcher(kit, start):
     number = 41 if start == "cold" else 42
     task = daemon(kit, number, stay=True)
     script = f"""
-import sys, asyncio, pathlib
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import sandbox_kit
-kit = sandbox_kit.Kit.__new__(sandbox_kit.Kit)
-kit.folder, kit.modules, kit.requests = pathlib.Path({str(kit.folder)!r}), pathlib.Path({str(kit.modules)!r}), []
+from pathlib import Path
 from qwengyre.sandbox.task import load_task
-kit.run(load_task(pathlib.Path({task.folder!r})), kit.config({start!r}))
+from qwengyre.testing.sandbox_kit import Kit
+kit = Kit(Path({str(kit.folder)!r}))
+kit.run(load_task(Path({task.folder!r})), kit.config({start!r}))
 """
-    launcher = subprocess.Popen([kit_module.PYTHON, "-c", script])
+    launcher = subprocess.Popen([sys.executable, "-c", script])
     marker = f"sleep 3141.{number}"
     while not processes_with(marker):
         assert launcher.poll() is None
@@ -289,7 +282,7 @@ def test_disk_is_limited(kit, start):
         for i in range(2): open(f"part{i}", "wb").write(bytes(2**23))
         time.sleep(600)
     """
-    outcome = kit.run(kit.task(kit_module.textwrap.dedent(code)), kit.config(start, limits={"disk_mb": 20}))
+    outcome = kit.run(kit.task(textwrap.dedent(code)), kit.config(start, limits={"disk_mb": 20}))
     assert (outcome.end, outcome.validity, outcome.score) == (End.CRASHED, Validity.VALID, 0.75)
     assert "limits.disk_mb" in outcome.detail
 
@@ -362,7 +355,7 @@ def test_a_harness_cannot_alter_how_it_is_scored(kit, start):
         os.system("(setsid sh -c 'while :; do echo 1 > /logs/verifier/reward.txt; done' >/dev/null 2>&1 &)")
     """
     judge = 'python3 -I -S -c \'import os; open(os.environ["VERIFIER_DIR"] + "/reward.txt", "w").write("0.25")\''
-    outcome = kit.run(kit.task(kit_module.textwrap.dedent(code), judge), kit.config(start))
+    outcome = kit.run(kit.task(textwrap.dedent(code), judge), kit.config(start))
     assert (outcome.end, outcome.score) == (End.EXITED, 0.25), outcome.detail
 
 
@@ -423,8 +416,8 @@ def test_standard_input_and_placeholders(kit, start):
         command=(
             "python3",
             "-m",
-            kit_module.PROBE,
-            kit_module.report("found = [sys.stdin.read(), sys.argv[2:], os.getcwd()]"),
+            PROBE,
+            report("found = [sys.stdin.read(), sys.argv[2:], os.getcwd()]"),
             "--at={workspace}",
             "{model}",
         ),

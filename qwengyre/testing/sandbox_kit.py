@@ -34,7 +34,7 @@ class Kit:
     def __init__(self, folder: Path):
         self.folder = folder
         self.modules = folder / "modules"
-        self.modules.mkdir()
+        self.modules.mkdir(exist_ok=True)
         probe = "import os, sys\nif __name__ == '__main__':\n    exec(sys.argv[1])\n    sys.stdout.flush()\n"
         (self.modules / f"{PROBE}.py").write_text(probe)
         self.requests: list[bytes] = []
@@ -72,9 +72,9 @@ class Kit:
         over_tcp = await asyncio.start_server(self._answer, "127.0.0.1", 0, limit=2**24)
         url = f"http://127.0.0.1:{over_tcp.sockets[0].getsockname()[1]}"
         gateway = Gateway(str(socket), url)
-        async with over_unix, over_tcp:
-            async with Launcher(config, gateway, work=self.folder / "work", failed=self.folder / "failed") as launcher:
-                return await use(launcher)
+        launcher = Launcher(config, gateway, work=self.folder / "work", failed=self.folder / "failed")
+        async with over_unix, over_tcp, launcher:
+            return await use(launcher)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
