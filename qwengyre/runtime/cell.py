@@ -30,6 +30,7 @@ from qwengyre.engines.config import EngineConfig
 from qwengyre.runtime import cell_api as api
 from qwengyre.runtime.control_http import MAX_BODY_BYTES, bearer_matches
 from qwengyre.runtime.processes import exit_with_parent
+from qwengyre.runtime.stations import build_stations
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from qwengyre.trainer.members import Members
+    from qwengyre.trainer.paced import PacedMembers
 
 log = logging.getLogger("qwengyre.cell")
 Result = TypeVar("Result")
@@ -74,17 +76,16 @@ class Cell:
     """Owns the engine and the trainer, and answers operations one at a time per kind."""
 
     def __init__(self, spec: CellSpec) -> None:
-        from qwengyre.engines.embedded import EmbeddedEngine
-        from qwengyre.trainer.trainer import Trainer
         from qwengyre.transfer.shm import ShmCarrier
 
         self.spec = spec
         self.carrier = ShmCarrier(spec.segment_prefix)
-        self.engine: Engine = EmbeddedEngine(Path(spec.model_dir), self.carrier, spec.engine)
-        self.trainer = Trainer(Path(spec.model_dir), spec.trainer, self.carrier)
+        self.stations = build_stations(Path(spec.model_dir), spec.engine, spec.trainer, self.carrier, spec.threads)
+        self.engine: Engine = self.stations.engine
+        self.trainer = self.stations.trainer
         self.trainer.offload()
-        self.members: Members | None = None
-        self.scratch: Tensor | None = None
+        self.members: Members | PacedMembers | None = None
+        self.scratch: Tensor | np.ndarray | None = None
         self.published: list[Exposure] = []
         self.role = "rollout"
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
@@ -115,16 +116,16 @@ class Cell:
         return await asyncio.get_running_loop().run_in_executor(self._trainer_thread, job)
 
     async def connect_members(self, op: api.ConnectMembers) -> api.Done:
-        from qwengyre.trainer.members import Members
-
         rank = op.order.index(self.spec.cell)
         started = time.monotonic()
 
-        def build() -> Members:
+        def build() -> Members | PacedMembers:
             if self.members is not None:
                 self.members.close()
                 self.members = None
-            return Members.connect(rank, len(op.order), op.store_address, op.membership_epoch, self.spec.collective_timeout_s)
+            return self.stations.connect_members(
+                rank, len(op.order), op.store_address, op.membership_epoch, self.spec.collective_timeout_s
+            )
 
         self.members = await self.on_trainer(build)
         return api.Done({"connect": time.monotonic() - started})
@@ -184,7 +185,7 @@ class Cell:
     async def expose_snapshot(self, op: api.ExposeSnapshot) -> api.Exposed:
         if not op.is_publish:
             return api.Exposed(await self.on_trainer(lambda: self.trainer.expose(op.version, self.spec.epoch)))
-        return api.Exposed(await self.on_trainer(lambda: self._publish(self.trainer.flat.arrays(), op.version)))
+        return api.Exposed(await self.on_trainer(lambda: self._publish(self.stations.publishable(), op.version)))
 
     def _publish(self, arrays: dict[str, np.ndarray], version: int) -> Exposure:
         """The last two published snapshots stay readable."""
@@ -289,9 +290,6 @@ async def serve(spec: CellSpec) -> None:
 def main() -> None:
     spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=CellSpec)
     log_to(None)
-    import torch
-
-    torch.set_num_threads(spec.threads)
     with suppress(KeyboardInterrupt):
         asyncio.run(serve(spec))
 

@@ -115,7 +115,7 @@ class Controller:
         done = await self.executions.run(plan, execution, command.attempt, self.driver.clock.now)
         self.done[execution] = done
         self.driver.journal.append(done)
-        self.observer.see_execution(done, plan)
+        self.observer.see_execution(done)
         self.post(ev.ExecutionEnded, execution=execution, attempt=command.attempt)
 
     async def route(self, command: cmd.Route) -> None:

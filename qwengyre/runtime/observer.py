@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -119,7 +119,22 @@ class Observer:
                 case cmd.OpenStep():
                     self._step_began[command.step] = event.at
 
-    def see_execution(self, done: ExecutionDone, plan: GroupPlan) -> None:
+    def recount(self, done: Iterable[ExecutionDone]) -> None:
+        """Executions that the journal has: the summary may have missed the last ones before a kill."""
+        summary = self.summary
+        summary.executions_finished = summary.compactions = summary.sub_agents = 0
+        summary.calls_moved = summary.timeouts_scored = 0
+        for one in done:
+            self._count(one)
+
+    def see_execution(self, done: ExecutionDone) -> None:
+        self._count(done)
+        outcome = done.outcome
+        if outcome.validity is not Validity.VALID:
+            reason = outcome.detail.strip().splitlines()[:1]
+            self.say(f"{done.execution}: {outcome.end.value}, {outcome.validity.value} {' '.join(reason)}")
+
+    def _count(self, done: ExecutionDone) -> None:
         summary = self.summary
         summary.executions_finished += 1
         summary.compactions += done.counts.compactions
@@ -128,9 +143,6 @@ class Observer:
         outcome = done.outcome
         if outcome.end is End.HARNESS_TIMEOUT and outcome.validity is Validity.VALID and outcome.score > 0:
             summary.timeouts_scored += 1
-        if outcome.validity is not Validity.VALID:
-            reason = outcome.detail.strip().splitlines()[:1]
-            self.say(f"{done.execution}: {outcome.end.value}, {outcome.validity.value} {' '.join(reason)}")
 
     def see_evaluation(self, version: int, plans: Sequence[GroupPlan], done: Mapping[GroupId, Sequence[ExecutionDone]]) -> None:
         sampled, greedy = [], []

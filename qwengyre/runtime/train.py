@@ -145,7 +145,7 @@ class Run:
 
     def _rules(self) -> tuple:
         file = self.config.trajectory.harness_rules
-        return (*rules_from_toml(Path(file).read_text(), file), *BUILTIN) if file else BUILTIN
+        return rules_from_toml(Path(file).read_text(), file) if file else BUILTIN
 
     def _gateway_config(self, private: Path) -> GatewayProcessConfig:
         secret = self.folder.journal / "secret"
@@ -201,6 +201,7 @@ class Run:
         for command in self.recovered.dispatches:
             controller.dispatch(command)
         controller.done.update(self.recovered.done)
+        self.observer.recount(self.recovered.done.values())
         events = self.recovered.events_of_the_stop()
         lost = sum(isinstance(event, ev.ExecutionLost) for event in events)
         for event in events:
