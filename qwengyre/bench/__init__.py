@@ -3,8 +3,13 @@
 from typing import Final
 
 COMMANDS: Final = {
+    "elastic": ("qwengyre.bench.elastic:elastic", "Elastic, Colocate and Async with real processes and emulated devices."),
     "embedded": ("qwengyre.bench.embedded:embedded", "Tokens per CPU second of the embedded engine, against Hugging Face generate."),
     "journal": ("qwengyre.bench.journal:journal", "Appends, reads and durable records per second of a journal."),
     "launch": ("qwengyre.bench.launch:launch", "CPU time of starting and scoring one execution, cold and warm."),
+    "tree-training": (
+        "qwengyre.bench.tree_training:tree_training",
+        "One tree row against its flattened paths: CPU time, peak memory, exactness.",
+    ),
 }
 """Name -> ("module:function", one line of help)."""

@@ -44,6 +44,26 @@ def tiny_qwen3_moe(dtype: torch.dtype = torch.float32, **changes: object) -> nn.
     return model
 
 
+def tiny_hybrid(family: str) -> nn.Module:
+    """A seeded fp32 `qwen3-next` (with experts) or `qwen3.5`: two layers of gated delta net, one of attention."""
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3NextConfig, Qwen3NextForCausalLM
+
+    torch.manual_seed(0)
+    linear = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    layers = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "linear_attention", "full_attention"]}
+    sizes = {**_SIZES, **linear, **layers}
+    if family == "qwen3.5":
+        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes))
+    else:
+        experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
+        model = Qwen3NextForCausalLM(Qwen3NextConfig(**sizes, **experts))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # decay and step biases start equal: make every head forget differently
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
 _SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

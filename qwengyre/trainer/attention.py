@@ -2,7 +2,8 @@
 
 `n` rows of this call, `R` rows of the whole row, `Hk` key heads, `G` query heads per key head, `d` head size.
 
-Registered with transformers as `qwengyre-chains`; the plan travels as the forward keyword `tree`. Every block is
+Registered with transformers as `qwengyre-chains`; the plan travels as the forward keyword `tree`. Query heads
+that share keys are folded into rows of one head where a rectangle has more keys than rows. Every block is
 differentiated with the *merged* output and log-sum-exp (softmax over a union of blocks: FlashAttention-2, arXiv
 2307.08691, section 3.1), so that dK and dV accumulate in place and nothing is gathered or kept twice.
 """
@@ -89,14 +90,14 @@ class ChainAttention(torch.autograd.Function):
         blocks += [(f.row_start, f.row_end, f.key_start, f.key_end, False) for f in squares.full]
         for a, b, c, d, causal in blocks:
             rows, cols = slice(a - first, b - first), slice(c, d)
-            dq, dk, dv = kernel.backward(
-                grad_heads[:, :, rows],
-                (heads[:, :, rows], keys[:, :, cols], values[:, :, cols]),
-                (out_heads[:, :, rows], lse[:, :, rows]),
-                causal,
-                scale,
-            )
-            d_heads[:, :, rows] += dq
+            queries = [grad_heads[:, :, rows], heads[:, :, rows], out_heads[:, :, rows]]
+            shared, lse_rows = [keys[:, :, cols], values[:, :, cols]], lse[:, :, rows]
+            if not causal and b - a < d - c:
+                queries, lse_rows = [q.flatten(1, 2)[:, None] for q in queries], lse_rows.flatten(1, 2)[:, None]
+                shared = [x[:, :1] for x in shared]
+            grad_rows, query_rows, out_rows = queries
+            dq, dk, dv = kernel.backward(grad_rows, (query_rows, *shared), (out_rows, lse_rows), causal, scale)
+            d_heads[:, :, rows] += dq.reshape(d_heads[:, :, rows].shape)
             d_key[:, cols] += dk.sum(1)
             d_value[:, cols] += dv.sum(1)
         own = slice(first, squares.end)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -35,8 +37,8 @@ class RowCache:
     def __init__(self, num_rows: int):
         self.num_rows = num_rows
         self.layers: dict[int, LayerCache] = {}
-        self.states: dict[int, object] = {}
-        """Whatever a layer that is not attention hands from chunk to chunk, by layer."""
+        self.states: dict[tuple[str, int], object] = {}
+        """What layers that are not attention hand from chunk to chunk, by kind and layer."""
 
 
 class TreePlan:
@@ -45,7 +47,10 @@ class TreePlan:
     def __init__(self, row: TreeRow, squares: Squares, cache: RowCache | None = None):
         self.row, self.squares, self.cache = row, squares, cache
         self.longest = int(row.position_R.max(initial=-1)) + 1
-        self.attention_calls = 0
+        self.attention_calls = self.linear_calls = 0
+        self.linear_layer = -1
+        self.exports: list[tuple[Tensor, Callable[[], Tensor | None]]] = []
+        """Tensors of this chunk that later chunks read, and what gives the gradient that came back (None: none did)."""
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> LayerCache | None:
         """The cache of layer `index` with this chunk's keys and values written into it; None without chunks."""

@@ -12,6 +12,7 @@ one chunk plus keys, values and their gradients):
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from qwengyre.core.errors import UnsupportedModel
-from qwengyre.trainer import attention, head
+from qwengyre.trainer import attention, head, linear_attention
 from qwengyre.trainer.cache import RowCache, TreePlan
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms
@@ -52,7 +53,10 @@ class TreeModel:
         model.set_attn_implementation(attention.NAME)
         model.eval()
         self.body, self.output = model.base_model, model.get_output_embeddings()
-        self.num_attention_layers = num_attention_layers(model)
+        self.num_attention_layers, num_linear_layers = layer_counts(model)
+        self.num_linear_layers = linear_attention.install(model) if num_linear_layers else 0
+        if self.num_linear_layers != num_linear_layers:
+            raise UnsupportedModel(self.name, "its linear_attention layers are not gated delta nets")
 
     @staticmethod
     def load(model_dir: Path, config: TrainerConfig) -> TreeModel:
@@ -73,7 +77,7 @@ class TreeModel:
         parts = []
         for start, end in self._chunks(row):
             at = inputs.within(start, end)
-            hidden_OH = self._hidden(row, start, end, cache)[inputs.row_O[at] - start]
+            hidden_OH = self._hidden(row, start, end, cache).states_nH[inputs.row_O[at] - start]
             parts.append(self._head(hidden_OH, inputs, at))
         return RowOutput(torch.cat([p.logp_O for p in parts]), torch.cat([p.entropy_O for p in parts]))
 
@@ -81,30 +85,30 @@ class TreeModel:
         """Forward, ask for dloss/dlogp, backward: gradients are added to the parameters' `.grad`."""
         inputs = _TargetTensors(targets, self.output.weight.dtype)
         if row.num_rows <= self.config.chunk_tokens:
-            hidden_RH = self._hidden(row, 0, row.num_rows, None)
-            result = self._head(hidden_RH.detach()[inputs.row_O], inputs, slice(None))
-            self._backward(hidden_RH, result, coefficients(result.logp_O), inputs, slice(None), 0)
+            hidden = self._hidden(row, 0, row.num_rows, None)
+            result = self._head(hidden.states_nH.detach()[inputs.row_O], inputs, slice(None))
+            self._backward(hidden, result, coefficients(result.logp_O), inputs, slice(None))
             return RowOutput(result.logp_O, result.entropy_O)
         return self._train_in_chunks(row, inputs, coefficients)
 
     def _train_in_chunks(self, row: TreeRow, inputs: _TargetTensors, coefficients: Coefficients) -> RowOutput:
         cache = RowCache(row.num_rows)
-        chunks, results, hidden_nH = list(self._chunks(row)), [], None
+        chunks, results, hidden = list(self._chunks(row)), [], None
         for start, end in chunks:
             at = inputs.within(start, end)
             with torch.set_grad_enabled(end == row.num_rows):
-                hidden_nH = self._hidden(row, start, end, cache)
-            results.append(self._head(hidden_nH.detach()[inputs.row_O[at] - start], inputs, at))
+                hidden = self._hidden(row, start, end, cache)
+            results.append(self._head(hidden.states_nH.detach()[inputs.row_O[at] - start], inputs, at))
             if end != row.num_rows:
                 results[-1].logits = None
         output = RowOutput(torch.cat([r.logp_O for r in results]), torch.cat([r.entropy_O for r in results]))
         coef_O = coefficients(output.logp_O)
         for (start, end), result in zip(reversed(chunks), reversed(results), strict=True):
             at = inputs.within(start, end)
-            if hidden_nH is None:
-                hidden_nH = self._hidden(row, start, end, cache)
-            self._backward(hidden_nH, result, coef_O[at], inputs, at, start)
-            hidden_nH = None
+            if hidden is None:
+                hidden = self._hidden(row, start, end, cache)
+            self._backward(hidden, result, coef_O[at], inputs, at)
+            hidden = None
         return output
 
     def _chunks(self, row: TreeRow) -> Iterator[tuple[int, int]]:
@@ -112,7 +116,7 @@ class TreeModel:
         for start in range(0, row.num_rows, size):
             yield start, min(start + size, row.num_rows)
 
-    def _hidden(self, row: TreeRow, start: int, end: int, cache: RowCache | None) -> Tensor:
+    def _hidden(self, row: TreeRow, start: int, end: int, cache: RowCache | None) -> _Hidden:
         """Last hidden states of rows [start, end) (n, H)."""
         plan = TreePlan(row, squares(row, start, end), cache)
         output = self.body(
@@ -121,27 +125,35 @@ class TreeModel:
             use_cache=False,
             tree=plan,
         )
-        if plan.attention_calls != self.num_attention_layers:
-            raise UnsupportedModel(
-                self.name, f"{self.num_attention_layers} layers attend but {plan.attention_calls} asked for attention"
-            )
-        return output.last_hidden_state[0]
+        calls, layers = (plan.attention_calls, plan.linear_calls), (self.num_attention_layers, self.num_linear_layers)
+        if calls != layers:
+            raise UnsupportedModel(self.name, f"attention and linear attention: {layers} layers, but {calls} followed the tree")
+        return _Hidden(output.last_hidden_state[0], plan)
 
     def _head(self, hidden_OH: Tensor, inputs: _TargetTensors, at: slice) -> head.HeadResult:
         weight = self.output.weight.detach()
         return head.logprobs(hidden_OH, weight, inputs.token_O[at], inputs.temperature_O[at], self.config.head_chunk_tokens)
 
-    def _backward(
-        self, hidden_nH: Tensor, result: head.HeadResult, coef_O: Tensor, inputs: _TargetTensors, at: slice, start: int
-    ) -> None:
-        weight, rows_O = self.output.weight, inputs.row_O[at] - start
+    def _backward(self, hidden: _Hidden, result: head.HeadResult, coef_O: Tensor, inputs: _TargetTensors, at: slice) -> None:
+        weight, states_nH = self.output.weight, hidden.states_nH
+        rows_O = inputs.row_O[at] - hidden.plan.squares.start
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
-        states = (hidden_nH.detach()[rows_O], weight.detach())
+        states = (states_nH.detach()[rows_O], weight.detach())
         targets = (inputs.token_O[at], inputs.temperature_O[at])
         d_hidden_OH = head.backward(result, coef_O, states, targets, weight.grad, self.config.head_chunk_tokens)
-        d_hidden_nH = torch.zeros_like(hidden_nH).index_add_(0, rows_O, d_hidden_OH)
-        hidden_nH.backward(d_hidden_nH)
+        roots = [(states_nH, torch.zeros_like(states_nH).index_add_(0, rows_O, d_hidden_OH))]
+        roots += [(tensor, gradient) for tensor, sent_back in hidden.plan.exports if (gradient := sent_back()) is not None]
+        torch.autograd.backward(*zip(*roots, strict=True))
+
+
+class _Hidden:
+    """Last hidden states of a chunk (n, H) and the plan that they were made under."""
+
+    __slots__ = ("plan", "states_nH")
+
+    def __init__(self, states_nH: Tensor, plan: TreePlan):
+        self.states_nH, self.plan = states_nH, plan
 
 
 class _TargetTensors:
@@ -157,21 +169,22 @@ class _TargetTensors:
         return slice(*np.searchsorted(self._rows, [start, end]).tolist())
 
 
-def num_attention_layers(model: nn.Module) -> int:
-    kinds = getattr(model.config, "layer_types", None) or ["full_attention"] * model.config.num_hidden_layers
-    return sum(kind != "linear_attention" for kind in kinds)
+def layer_counts(model: nn.Module) -> tuple[int, int]:
+    """Layers that attend, and layers of linear attention."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    num_linear = sum(kind == "linear_attention" for kind in kinds)
+    return len(kinds) - num_linear, num_linear
 
 
 def refuse_unsupported(model: nn.Module) -> None:
     """Raise UnsupportedModel for what would be silently wrong on a tree row."""
     name, config = type(model).__name__, model.config
-    if not getattr(model, "_supports_attention_backend", False):
+    if not hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS"):
         raise UnsupportedModel(name, "it does not go through transformers' AttentionInterface")
     unknown = set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYERS
     if unknown:
         raise UnsupportedModel(name, f"layers of type {', '.join(sorted(unknown))} are not handled")
-    if "linear_attention" in (getattr(config, "layer_types", None) or ()):
-        raise UnsupportedModel(name, "layers of type linear_attention are not handled")
     output = model.get_output_embeddings()
     if output is None or getattr(output, "bias", None) is not None:
         raise UnsupportedModel(name, "its output layer is not one matrix without bias")

@@ -10,13 +10,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwengyre.testing.training import every_token, flat_gradient, paths_alone, random_paths, tiny_qwen3, tiny_qwen3_moe
+from qwengyre.testing.training import (
+    every_token,
+    flat_gradient,
+    paths_alone,
+    random_paths,
+    tiny_hybrid,
+    tiny_qwen3,
+    tiny_qwen3_moe,
+)
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.tree_model import TreeModel
 from qwengyre.trajectory.layout import build_row
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 BOUNDS = {torch.float32: (1e-5, 1e-5), torch.float64: (1e-10, 1e-9)}
+HYBRID_BOUNDS = (5e-5, 1e-4)
+"""The gated delta rule runs in fp32 whatever the model; cutting one sequence elsewhere moves its results by 2e-5."""
 
 
 class DoubleRouter(torch.overrides.TorchFunctionMode):
@@ -40,15 +50,40 @@ def models():
     }
 
 
+@pytest.fixture(scope="module")
+def hybrids():
+    torch.set_num_threads(1)
+    return {family: tiny_hybrid(family) for family in ("qwen3-next", "qwen3.5")}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3 with windows", "qwen3-moe"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**32 - 1), num_nodes=st.integers(1, 10), num_paths=st.integers(1, 6), chunk=st.sampled_from([3, 8, 999])
 )
 def test_tree_row_equals_each_path_alone(models, kind, dtype, seed, num_nodes, num_paths, chunk):
     model, rng = models[kind, dtype], np.random.default_rng(seed)
     paths = random_paths(rng, num_nodes, num_paths)
+    gap, gradient_gap = gaps(model, paths, chunk, rng)
+    max_logp, max_gradient = BOUNDS[dtype]
+    assert gap <= max_logp and gradient_gap <= max_gradient
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5"])
+@settings(max_examples=6)
+@given(
+    seed=st.integers(0, 2**32 - 1), num_nodes=st.integers(1, 8), num_paths=st.integers(1, 5), chunk=st.sampled_from([3, 8, 999])
+)
+def test_recurrent_state_and_convolution_fork_where_the_tree_does(hybrids, family, seed, num_nodes, num_paths, chunk):
+    rng = np.random.default_rng(seed)
+    paths = random_paths(rng, num_nodes, num_paths)
+    gap, gradient_gap = gaps(hybrids[family], paths, chunk, rng)
+    assert gap <= HYBRID_BOUNDS[0] and gradient_gap <= HYBRID_BOUNDS[1]
+
+
+def gaps(model, paths, chunk, rng):
+    """Largest difference of a log-prob, and relative L2 difference of the gradient, to every path alone."""
     row = build_row(paths)
     targets, token_row_O = every_token(row)
     coef_O = rng.normal(size=len(token_row_O))
@@ -57,12 +92,11 @@ def test_tree_row_equals_each_path_alone(models, kind, dtype, seed, num_nodes, n
         tree_model = TreeModel(model, TrainerConfig(chunk_tokens=chunk, head_chunk_tokens=5))
         model.zero_grad()
         output = tree_model.train(row, targets, lambda logp: torch.from_numpy(coef_O).to(logp.dtype))
-    max_logp, max_gradient = BOUNDS[dtype]
-    assert np.abs(output.logp_O.numpy() - logp_O).max(initial=0) <= max_logp
-    assert torch.linalg.norm(flat_gradient(model) - gradient) <= max_gradient * max(torch.linalg.norm(gradient), 1e-3)
+    gap = np.abs(output.logp_O.numpy() - logp_O).max(initial=0)
+    return gap, float(torch.linalg.norm(flat_gradient(model) - gradient) / max(torch.linalg.norm(gradient), 1e-3))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_nodes=st.integers(1, 12),
@@ -92,7 +126,7 @@ def test_squares_hold_every_pair_of_row_and_ancestor_once(seed, num_nodes, num_p
     assert expected.sum() == row.num_pairs
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=st.integers(0, 2**32 - 1), num_nodes=st.integers(1, 12), num_paths=st.integers(1, 8))
 def test_rows_of_a_path_spell_the_path_and_follow_parents(seed, num_nodes, num_paths):
     paths = random_paths(np.random.default_rng(seed), num_nodes, num_paths)

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from transformers import BloomConfig, BloomForCausalLM
 
 from qwengyre.core.errors import NonFiniteLoss, PathTooLong, TrainerError, UnsupportedModel
 from qwengyre.testing.training import micro_step, random_execution, tiny_qwen3
@@ -227,10 +228,9 @@ def test_satellite_gives_its_weights_back_and_pulls_them_again(make, model_dir):
 
 
 def test_unsupported_models_are_refused():
-    model = tiny_qwen3()
-    model._supports_attention_backend = False
-    with pytest.raises(UnsupportedModel, match=r"Qwen3ForCausalLM cannot be trained over trees: .*AttentionInterface"):
-        TreeModel(model, TrainerConfig())
+    bloom = BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=16, n_layer=1, n_head=2))
+    with pytest.raises(UnsupportedModel, match=r"BloomForCausalLM cannot be trained over trees: .*AttentionInterface"):
+        TreeModel(bloom, TrainerConfig())
     model = tiny_qwen3()
     model.config.layer_types = ["full_attention", "chunked_attention"]
     with pytest.raises(UnsupportedModel, match="chunked_attention"):

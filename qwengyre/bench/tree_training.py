@@ -1,0 +1,206 @@
+"""`qwengyre bench tree-training`: one tree row against its flattened paths, in time, memory and exactness.
+
+Every method computes the same thing, the gradient of sum(coef * logp) over all distinct tokens, interleaved in one run.
+Ratios are CPU time over `flattened`; the ideal ratio counts FLOPs of distinct tokens and attention pairs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import torch
+import typer
+from torch import Tensor, nn
+
+from qwengyre.bench.measure import Measured, measure
+from qwengyre.bench.trees import VOCABULARY, Case, Cost, shared_prompt, sharing_most, side_branches
+from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.norms import replace_norms
+from qwengyre.trainer.rows import Targets
+from qwengyre.trainer.tree_model import TreeModel
+from qwengyre.trajectory.layout import LayoutPath, TreeRow, build_row
+
+MAX_DENSE_ROWS = 8192
+"""A dense mask of more rows does not fit."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One method on one case, as `--json` writes it."""
+
+    case: str
+    method: str
+    ideal: float
+    ratio: float
+    peak_mb: float
+    max_logp_gap: float
+    max_grad_gap: float
+    cpu_s: float
+
+
+def tree_training(
+    json_path: Annotated[Path | None, typer.Option("--json", help="Write the list of results here.")] = None,
+    size: Annotated[str, typer.Option(help="full: the stated cases; small: the same shapes, a sixteenth of the time.")] = "full",
+    repeats: Annotated[int, typer.Option(help="Runs of each method; the fastest counts.")] = 1,
+    chunk_tokens: Annotated[int, typer.Option(help="Rows of one chunk of `chains-chunked`.")] = 2048,
+) -> None:
+    """Compare a tree row with its flattened paths: CPU time, peak memory, exactness."""
+    torch.set_num_threads(1)
+    found: list[Line] = []
+    print(
+        f"{'case':36} {'method':15} {'ideal':>6} {'ratio':>6} {'reached':>8} {'cpu s':>7} {'peak MB':>8} {'logp gap':>9} {'grad gap':>9}"
+    )
+    for case in cases(size):
+        for line in run_case(case, repeats, chunk_tokens):
+            found.append(line)
+            print(
+                f"{line.case:36} {line.method:15} {line.ideal:6.3f} {line.ratio:6.3f} {line.ideal / line.ratio:8.1%}"
+                f" {line.cpu_s:7.2f} {line.peak_mb:8.0f} {line.max_logp_gap:9.1e} {line.max_grad_gap:9.1e}",
+                flush=True,
+            )
+    if json_path is not None:
+        json_path.write_text(json.dumps([msgspec.to_builtins(line) for line in found], indent=1))
+
+
+def cases(size: str) -> list[Case]:
+    if size == "small":
+        return [sharing_most(5, 4096), shared_prompt(8, 1024, 1024), side_branches(1024, 100, 16)]
+    return [sharing_most(5, 16384), shared_prompt(8, 2048, 2048), side_branches(4096, 200, 16)]
+
+
+def bench_model() -> nn.Module:
+    """Qwen3, 4 layers, hidden 256, 4 query and 2 key heads."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=262_144,
+        tie_word_embeddings=True,
+    )
+    model = Qwen3ForCausalLM(config)
+    replace_norms(model)
+    return model
+
+
+def run_case(case: Case, repeats: int, chunk_tokens: int) -> list[Line]:
+    """All methods on one case, interleaved."""
+    model = bench_model()
+    work = Work(model, case, chunk_tokens)
+    runs = work.methods()
+    measured: dict[str, list[Measured]] = {name: [] for name in runs}
+    logp: dict[str, Tensor] = {}
+    gradient: dict[str, Tensor] = {}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            measured[name].append(measure(lambda run=run, name=name: logp.__setitem__(name, run())))
+            gradient[name] = torch.cat([p.grad.flatten() for p in model.parameters()])
+    ideal = Cost.of(model.config).ideal(work.row)
+    flattened = min(m.cpu_s for m in measured["flattened"])
+    lines = []
+    for name, runs_of in measured.items():
+        cpu_s = min(m.cpu_s for m in runs_of)
+        gap = torch.linalg.norm(gradient[name] - gradient["flattened"]) / torch.linalg.norm(gradient["flattened"])
+        logp_gap = float((logp[name] - logp["flattened"]).abs().max())
+        share = 1.0 if name == "flattened" else ideal
+        peak_mb = min(m.peak_mb for m in runs_of)
+        lines.append(Line(case.name, name, share, cpu_s / flattened, peak_mb, logp_gap, float(gap), cpu_s))
+    return lines
+
+
+class Work:
+    """One case: each method returns the log-prob of every distinct token (O,) and leaves the gradient in `.grad`."""
+
+    def __init__(self, model: nn.Module, case: Case, chunk_tokens: int):
+        self.model, self.paths = model, case.paths
+        self.row = build_row(case.paths)
+        token_row_O = np.flatnonzero(self.row.parent_R >= 0)
+        self.token_row_O = token_row_O[np.argsort(self.row.parent_R[token_row_O], kind="stable")]
+        self.targets = targets_of(self.row, self.token_row_O)
+        self.coef_O = torch.from_numpy(np.random.default_rng(1).normal(size=len(token_row_O)).astype(np.float32))
+        self.chunk_tokens = chunk_tokens
+
+    def methods(self) -> dict[str, Callable[[], Tensor]]:
+        found = {"flattened": self.flattened, "chains": self.chains, "chains-chunked": self.chunked}
+        if self.row.num_rows <= MAX_DENSE_ROWS:
+            found["dense"] = self.dense
+        return found
+
+    def chains(self) -> Tensor:
+        return self._tree(self.row.num_rows)
+
+    def chunked(self) -> Tensor:
+        return self._tree(self.chunk_tokens)
+
+    def flattened(self) -> Tensor:
+        """Every path by itself, one after the other; a shared token's coefficient counts in the first path only."""
+        model = TreeModel(self.model, TrainerConfig(chunk_tokens=1 << 20))
+        coef_R, logp_R = torch.zeros(self.row.num_rows), torch.zeros(self.row.num_rows)
+        coef_R[self.token_row_O] = self.coef_O
+        for path, rows_T in zip(self.paths, self.row.rows_P, strict=True):
+            row = build_row([LayoutPath(path.token_ids_T, (((0, 0, 0), len(path.token_ids_T)),))])
+            own_T = torch.from_numpy(rows_T[1:])
+            coef_T = coef_R[own_T]
+            coef_R[own_T] = 0
+            output = model.train(row, targets_of(row, np.arange(1, row.num_rows)), lambda logp, coef_T=coef_T: coef_T)
+            logp_R[own_T] = output.logp_O
+        return logp_R[self.token_row_O]
+
+    def dense(self) -> Tensor:
+        """The packed row with an R x R mask through SDPA."""
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        mask = torch.from_numpy(self._visible())[None, None]
+
+        def attend(module, query, key, value, attention_mask, scaling=None, **options):
+            options = {"attn_mask": mask, "scale": scaling, "enable_gqa": True}
+            return nn.functional.scaled_dot_product_attention(query, key, value, **options).transpose(1, 2), None
+
+        AttentionInterface.register("bench-dense", attend)
+        AttentionMaskInterface.register("bench-dense", lambda *a, **k: None)
+        model = TreeModel(self.model, TrainerConfig(chunk_tokens=1 << 20))
+        model.model.set_attn_implementation("bench-dense")
+        model.num_attention_layers = 0
+        return model.train(self.row, self.targets, lambda logp: self.coef_O).logp_O
+
+    def _visible(self) -> np.ndarray:
+        visible = np.zeros((self.row.num_rows, self.row.num_rows), bool)
+        for index, parent in enumerate(self.row.parent_R.tolist()):
+            if parent >= 0:
+                visible[index] = visible[parent]
+            visible[index, index] = True
+        return visible
+
+    def _tree(self, chunk_tokens: int) -> Tensor:
+        model = TreeModel(self.model, TrainerConfig(chunk_tokens=chunk_tokens))
+        return model.train(self.row, self.targets, lambda logp: self.coef_O).logp_O
+
+
+def targets_of(row: TreeRow, token_row_O: np.ndarray) -> Targets:
+    """Every row of `token_row_O` is a target, temperature 1."""
+    num = len(token_row_O)
+    zeros_O, none_O = np.zeros(num), np.zeros(num, np.int64)
+    return Targets(
+        row_O=row.parent_R[token_row_O].astype(np.int64),
+        token_O=row.token_ids_R[token_row_O].astype(np.int64),
+        behavior_O=zeros_O,
+        version_O=none_O,
+        advantage_O=zeros_O,
+        temperature_O=np.ones(num),
+        weight_O=zeros_O,
+        trajectory_O=none_O,
+        num_tokens_J=np.array([num]),
+        origin_J=(),
+    )
