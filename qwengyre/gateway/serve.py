@@ -118,6 +118,7 @@ class _Server(uvicorn.Server):
                 http="h11",
                 ws="none",
                 loop="none",
+                proxy_headers=False,
                 server_header=False,
                 date_header=False,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
