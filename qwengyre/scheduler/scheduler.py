@@ -300,10 +300,10 @@ class Scheduler:
         self._forget_consumed(event.step)
 
     def _forget_consumed(self, durable_step: int) -> None:
-        consumed = self.state.consumed
-        self.state.durable_step = max(self.state.durable_step, durable_step)
-        for step in [step for step in consumed if step < durable_step]:
-            del consumed[step]
+        state = self.state
+        state.durable_step = max(state.durable_step, durable_step)
+        for step in [step for step in state.consumed if step < min(state.durable_step, state.steps_done)]:
+            del state.consumed[step]
 
     def _on_published(self, event: ev.Published, out: Out) -> None:
         state = self.state

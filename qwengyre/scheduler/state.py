@@ -107,14 +107,11 @@ class State:
     def has_unclaimed_work(self) -> bool:
         """A cell that arrived in training now would find something to compute in this burst."""
         training = self.training
-        if training.state in (StepState.OPENING, StepState.OPEN) and (len(training.queue) or self.may_take):
+        if training.state is StepState.OPENING:
+            return False  # the core claims first
+        if training.state is StepState.OPEN and (len(training.queue) or self.may_take):
             return True
         return self.num_steps_to_open > 0 and self.has_data
 
     def slots(self, cells: list[Cell]) -> int:
         return len(cells) * self.config.slots_per_cell
-
-    @property
-    def core_may_train(self) -> bool:
-        """The core lives and is, or may go, in training."""
-        return self.cells.core.state in (CellState.ROLLOUT, CellState.TRAINING)

@@ -1,0 +1,309 @@
+"""The rules of dispatch, leaving, joining, closing and returning, one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from qwengyre.core.errors import IllegalTransition
+from qwengyre.scheduler import commands as cmd
+from qwengyre.scheduler import events as ev
+from qwengyre.scheduler.cells import CellState
+from qwengyre.scheduler.config import SchedulerConfig
+from tests.unit.scheduler.play import Play
+
+SMALL = dict(
+    num_cells=3,
+    slots_per_cell=2,
+    steps=4,
+    groups_per_step=2,
+    executions_per_group=1,
+    steps_per_burst=1,
+    dispatch_depth=1.0,
+)
+"""Three cells of two slots; a publish dispatches up to (v + 2) * 2 groups of one execution."""
+
+
+def test_publish_dispatches_up_to_the_depth_and_no_further():
+    play = Play(**SMALL)
+    assert [c.group for c in play.said(cmd.Dispatch)] == [0, 1, 2, 3]
+    assert SchedulerConfig(**SMALL).num_groups_due(3) == 8, "never more than S * B"
+
+
+@pytest.mark.parametrize(("version", "groups"), [(0, 28), (3, 52), (45, 384), (48, 384)])
+def test_dispatch_depth_is_that_of_the_paper(version: int, groups: int):
+    config = SchedulerConfig(steps=48, groups_per_step=8, steps_per_burst=3, dispatch_depth=0.5)
+    assert config.num_groups_due(version) == groups
+
+
+def test_executions_go_to_the_least_loaded_server_and_ties_to_the_later_cell():
+    play = Play(**SMALL)
+    assert [c.server for c in play.said(cmd.Start)] == ["cell-2", "cell-1", "cell-0", "cell-2"]
+
+
+def test_standalone_engines_win_ties():
+    play = Play(**SMALL, num_standalone=1, slots_per_standalone=2)
+    assert play.said(cmd.Start)[0].server == "standalone-0"
+
+
+def test_queue_is_first_in_first_out_and_waits_for_a_slot():
+    play = Play(**{**SMALL, "num_cells": 1})
+    assert [c.execution for c in play.said(cmd.Start)] == ["e000000-0", "e000001-0"]
+    assert [c.execution for c in play.end("e000001-0") if isinstance(c, cmd.Start)] == ["e000002-0"]
+
+
+def test_core_leaves_first_once_waterlevel_allows_and_data_is_ready():
+    play = Play(**SMALL)
+    assert not play.said(cmd.Drain), "w = 4 fits the 4 slots that stay, but nothing is ready"
+    out = play.end_group(0)
+    assert [c.cell for c in out if isinstance(c, cmd.Drain)] == [0]
+
+
+def test_core_waits_for_the_waterlevel_even_if_data_is_ready():
+    play = Play(**{**SMALL, "num_cells": 2})
+    play.end_group(0)
+    assert play.scheduler.state.waterlevel == 3 and not play.said(cmd.Drain), "2 slots would stay"
+    play.end_group(1)
+    assert [c.cell for c in play.said(cmd.Drain)] == [0]
+
+
+def test_executions_of_a_leaving_cell_go_to_standalone_engines_then_to_the_last_cells():
+    play = Play(**{**SMALL, "num_cells": 4, "slots_per_cell": 3, "num_standalone": 1, "slots_per_standalone": 1})
+    on_core = [c.execution for c in play.said(cmd.Start) if c.server == "cell-0"]
+    assert not on_core
+    play = Play(**{**SMALL, "num_cells": 2, "slots_per_cell": 4})
+    drain = next(c for c in play.end_group(0) if isinstance(c, cmd.Drain))
+    assert {move.server for move in drain.moves} == {"cell-1"} and len(drain.moves) == 2
+
+
+def test_cells_leave_one_at_a_time_and_only_for_unclaimed_work():
+    play = Play(**SMALL)
+    play.end_group(0, ["a", "b", "c"])
+    play.end_group(1, ["d"])
+    assert [c.cell for c in play.said(cmd.Drain)] == [0], "cell 1 waits until the core has arrived"
+    play.answer(cmd.Drain)
+    play.answer(cmd.SwitchToTraining)
+    assert [c.cell for c in play.said(cmd.Drain)] == [0], "the core claims first"
+    play.answer(cmd.OpenStep)
+    assert [c.cell for c in play.said(cmd.Drain)] == [0, 1]
+    play.switch()
+    play.answer_all(cmd.OpenStep, cmd.JoinStep)
+    claimed = {c.cell: c.micro_step for c in play.said(cmd.Compute)}
+    assert claimed == {0: "a", 1: "b"}
+
+
+def test_satellite_stays_when_all_work_is_claimed():
+    play = Play(**{**SMALL, "groups_per_step": 1, "dispatch_depth": 0.0})
+    play.end_group(0, ["a"])
+    play.switch()
+    assert [c.cell for c in play.said(cmd.Drain)] == [0]
+
+
+def test_satellite_leaves_all_the_same_when_told_to():
+    play = Play(**{**SMALL, "groups_per_step": 1, "dispatch_depth": 0.0, "leave_only_for_work": False})
+    play.end_group(0, ["a"])
+    play.answer(cmd.Drain)
+    play.answer(cmd.SwitchToTraining)
+    play.answer(cmd.OpenStep)
+    assert [c.cell for c in play.said(cmd.Drain)] == [0, 1]
+
+
+def test_step_closes_with_its_members_and_valid_executions_when_every_micro_step_is_done():
+    play = Play(**SMALL)
+    play.end_group(0, ["a", "b"], num_valid=3)
+    play.end_group(1, [], num_valid=2)
+    play.switch()
+    play.answer_all(cmd.OpenStep, cmd.JoinStep)
+    play.answer(cmd.Compute)
+    assert not play.said(cmd.CloseStep)
+    out = play.answer(cmd.Compute)
+    assert [c.members for c in out if isinstance(c, cmd.CloseStep)] == [(0, 1)]
+    out = play.answer(cmd.CloseStep)
+    assert [c.num_executions for c in out if isinstance(c, cmd.RunOptimizer)] == [5]
+
+
+def test_oldest_version_is_taken_first():
+    play = Play(**{**SMALL, "num_cells": 1, "slots_per_cell": 8, "policy": "async", "num_standalone": 1, "streaming": False, "slots_per_standalone": 8})
+    play.switch()
+    play.end_group(2)
+    play.end_group(0)
+    play.finish_step()
+    assert [c.group for c in play.said(cmd.TakeGroup)] == [0, 2]
+
+
+def test_publish_sends_all_cells_back_when_no_data_is_ready():
+    play = Play(**SMALL)
+    for group in (0, 1):
+        play.end_group(group)
+    play.switch()
+    play.finish_step()
+    out = play.answer(cmd.Publish)
+    assert [c.version for c in out if isinstance(c, cmd.Dispatch)] == [1, 1]
+    assert sorted(c.cell for c in out if isinstance(c, cmd.ReturnToRollout)) == [0, 1]
+    play.switch()
+    assert all(play.state_of(cell) is CellState.ROLLOUT for cell in range(3))
+
+
+def test_core_stays_when_data_is_ready_and_the_rest_covers_what_is_dispatched():
+    play = Play(**SMALL)
+    for group in range(4):
+        play.end_group(group)
+    play.switch()
+    play.finish_step()
+    out = play.answer(cmd.Publish)
+    assert 0 not in [c.cell for c in out if isinstance(c, cmd.ReturnToRollout)]
+    assert [c.step for c in out if isinstance(c, cmd.OpenStep)] == [1]
+
+
+def test_two_way_gives_back_only_the_cells_that_are_needed():
+    play = Play(**SMALL, two_way=True)
+    for group in range(4):
+        play.end_group(group, ["a", "b", "c"])
+    play.switch()
+    assert play.state_of(2) is CellState.TRAINING
+    play.finish_step()
+    out = play.answer(cmd.Publish)
+    assert [c.cell for c in out if isinstance(c, cmd.ReturnToRollout)] == [2]
+
+
+def test_cell_in_transit_at_the_boundary_finishes_its_switch_and_turns_round():
+    play = Play(**SMALL)
+    play.end_group(0, ["a", "b"])
+    play.end_group(1, ["c"])
+    play.answer(cmd.Drain, 0)
+    play.answer(cmd.SwitchToTraining, 0)
+    play.answer(cmd.OpenStep)
+    assert play.state_of(1) is CellState.DRAINING
+    play.finish_step()
+    play.answer(cmd.Publish)
+    play.answer(cmd.Drain, 1)
+    out = play.answer(cmd.SwitchToTraining, 1)
+    assert [type(c) for c in out] == [cmd.ReturnToRollout] and play.state_of(1) is CellState.TO_ROLLOUT
+
+
+def test_join_window_shuts_at_the_optimizer_of_the_last_step_of_a_burst():
+    play = Play(**SMALL)
+    for group in range(4):
+        play.end_group(group, ["a"])
+    play.answer(cmd.Drain, 0)
+    play.answer(cmd.SwitchToTraining, 0)
+    play.answer(cmd.OpenStep)
+    num = len(play.said(cmd.Drain))
+    play.answer(cmd.Drain, 1)
+    play.answer_all(cmd.OpenStep, cmd.Compute, cmd.CloseStep)
+    play.answer(cmd.SwitchToTraining, 1)
+    assert len(play.said(cmd.Drain)) == num, "work of the next burst draws nobody now"
+    assert not play.said(cmd.JoinStep)
+
+
+def test_colocate_waits_for_the_last_execution_and_switches_all_cells_together():
+    play = Play(**SMALL, policy="colocate")
+    for group in range(3):
+        play.end_group(group)
+    assert not play.said(cmd.Drain)
+    play.end_group(3)
+    assert [c.cell for c in play.said(cmd.Drain)] == [0, 1, 2]
+    play.switch()
+    play.answer_all(cmd.OpenStep, cmd.JoinStep)
+    assert len(play.scheduler.state.training.members) == 3
+
+
+def test_colocate_with_standalone_engines_leaves_when_they_can_serve_the_rest():
+    play = Play(**SMALL, policy="colocate", num_standalone=1, slots_per_standalone=2)
+    play.end_group(0)
+    play.end_group(1)
+    assert [c.cell for c in play.said(cmd.Drain)] == [0, 1, 2]
+    assert {move.server for c in play.said(cmd.Drain) for move in c.moves} <= {"standalone-0"}
+
+
+def test_without_streaming_a_step_takes_all_its_groups_at_once():
+    play = Play(**SMALL, policy="async", training_cells=1)
+    play.switch()
+    play.end_group(0)
+    assert not play.said(cmd.OpenStep)
+    play.end_group(1)
+    assert play.said(cmd.OpenStep)
+
+
+def test_async_never_moves_a_cell_after_the_start():
+    play = Play(**SMALL, policy="async", training_cells=2)
+    assert [c.cell for c in play.said(cmd.Drain)] == [0, 1]
+    assert {c.server for c in play.said(cmd.Start)} == {"cell-2"}
+    play.switch()
+    for group in range(2):
+        play.end_group(group)
+    play.finish_step()
+    play.answer(cmd.Publish)
+    assert not play.said(cmd.ReturnToRollout)
+
+
+def test_hard_cap_keeps_room_for_groups_that_may_not_wait():
+    play = Play(**{**SMALL, "max_staleness": 1, "steps": 3})
+    play.end_group(1, [])
+    play.end_group(2, [])
+    play.switch()
+    play.finish_step()
+    play.answer(cmd.Publish)
+    play.switch()
+    play.end_group(4)
+    play.end_group(5)
+    play.switch()
+    assert [c.group for c in play.said(cmd.TakeGroup)] == [1, 2], "groups 0 and 3, of version 0, have to be in step 1"
+    play.end_group(3)
+    play.end_group(0)
+    play.switch()
+    play.finish_step()
+    assert [(c.group, c.staleness) for c in play.said(cmd.TakeGroup)][2:] == [(0, 1), (3, 1)]
+
+
+def test_without_a_cap_a_slow_group_may_wait():
+    play = Play(**{**SMALL, "steps": 3})
+    play.end_group(1, [])
+    play.end_group(2, [])
+    play.switch()
+    play.finish_step()
+    play.answer(cmd.Publish)
+    play.switch()
+    play.end_group(4)
+    play.end_group(5)
+    play.switch()
+    play.finish_step()
+    assert [c.group for c in play.said(cmd.TakeGroup)] == [1, 2, 4, 5]
+
+
+def test_evaluations_come_at_boundaries_count_in_the_waterlevel_and_are_not_trained():
+    play = Play(**SMALL, evaluate_at_start=True, evaluation_every_steps=2, evaluate_at_end=True, evaluation_group_sizes=(2, 1))
+    assert [(c.kind, c.num_executions) for c in play.said(cmd.Dispatch)][:2] == [("evaluation", 2), ("evaluation", 1)]
+    assert play.scheduler.state.waterlevel == 7
+    play.end("e000000-0", "e000000-1")
+    out = play.end("e000001-0")
+    assert [(c.version, c.groups) for c in out if isinstance(c, cmd.ReportEvaluation)] == [(0, (0, 1))]
+    assert not play.said(cmd.PrepareGroup)
+
+
+def test_run_finishes_after_the_last_publish_and_the_last_evaluation():
+    play = Play(**{**SMALL, "steps": 1}, evaluate_at_end=True, evaluation_group_sizes=(1,))
+    for group in range(2):
+        play.end_group(group)
+    play.switch()
+    play.finish_step()
+    out = play.answer(cmd.Publish)
+    assert not any(isinstance(c, cmd.FinishRun) for c in out)
+    play.switch()
+    assert [type(c) for c in play.end("e000002-0")] == [cmd.ReportEvaluation, cmd.FinishRun]
+
+
+def test_impossible_events_are_refused_with_the_story():
+    play = Play(**SMALL)
+    with pytest.raises(IllegalTransition, match="cell 1 is"):
+        play.scheduler.handle(ev.CellReturned(1.0, 1))
+    with pytest.raises(IllegalTransition, match="ended or unknown"):
+        play.scheduler.handle(ev.ExecutionEnded(1.0, "e000099-0", 0))
+    with pytest.raises(IllegalTransition, match="the run is started"):
+        play.scheduler.handle(ev.RunStarted(2.0))
+
+
+def test_execution_ends_once():
+    play = Play(**SMALL)
+    play.end("e000000-0")
+    with pytest.raises(IllegalTransition):
+        play.scheduler.handle(ev.ExecutionEnded(9.0, "e000000-0", 0))
