@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart setup test lint test-harnesses test-faults benches bubblewrap clean help
+.PHONY: quickstart setup test test-faults lint bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -17,6 +17,9 @@ setup: $(INSTALLED) bubblewrap  ## Make the virtual environment and install ever
 
 test: setup  ## Run the tests.
 	$(BIN)/python -m pytest
+
+test-faults: setup  ## Slow: kill -9 of each process in mid-run; nothing that had finished may be lost.
+	$(BIN)/python -m pytest checks/test_faults.py
 
 lint: setup  ## Check style.
 	$(BIN)/python -m pip install --quiet -c constraints.txt ruff

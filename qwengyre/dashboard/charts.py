@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -149,7 +150,8 @@ def health(run: RunSeries) -> list[str]:
     """The small charts: one per number that tells whether training is sound."""
 
     def by_step(field: str) -> list[Point]:
-        return [(step.step, getattr(step, field)) for step in run.steps if getattr(step, field) == getattr(step, field)]
+        values = [(step.step, getattr(step, field)) for step in run.steps]
+        return [(number, value) for number, value in values if value is not None and math.isfinite(value)]
 
     def number(value: float) -> str:
         return f"{value:.3g}"

@@ -141,7 +141,10 @@ def _resumes(run: RunSeries) -> list[tuple[str, str]]:
 
 
 def _step_table(run: RunSeries) -> str:
-    rows = [[format(getattr(step, field), form) for _, field, form in STEP_COLUMNS] for step in run.steps]
+    def show(value: float | None, form: str) -> str:
+        return "-" if value is None else format(value, form)
+
+    rows = [[show(getattr(step, field), form) for _, field, form in STEP_COLUMNS] for step in run.steps]
     return table([name for name, _, _ in STEP_COLUMNS], rows)
 
 

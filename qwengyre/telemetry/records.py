@@ -6,10 +6,13 @@ kill is written again; the later line counts.
 
 from __future__ import annotations
 
+import math
 from typing import Final, Literal
 
 import msgspec
 
+Number = float | None
+"""A number that need not be finite: JSON has no nan, so what is not finite is written and read as null."""
 CellRole = Literal["rollout", "draining", "to_training", "training", "to_rollout", "lost"]
 
 
@@ -72,15 +75,15 @@ class StepFinished(Metric, frozen=True, tag=True):
     """Satellites that joined after the step's first micro-step had been claimed."""
     tokens_trained: int
     tokens_distinct: int
-    loss: float
-    entropy: float
+    loss: Number
+    entropy: Number
     """Mean over trained tokens, nats."""
-    gradient_norm: float
+    gradient_norm: Number
     clip_fraction: float
     """Share of the trajectories whose gradient the objective clipped away."""
-    log_ratio_mean: float
+    log_ratio_mean: Number
     """Mean of logp_theta - behavior logp over trained tokens."""
-    log_ratio_max: float
+    log_ratio_max: Number
     staleness_mean: float
     """Steps between dispatch and training, mean over the groups."""
     staleness_max: int
@@ -135,7 +138,7 @@ MetricRecord = (
 
 
 def scalars(record: MetricRecord) -> tuple[int | None, dict[str, float]]:
-    """The step (None: use `at`) and the named numbers of a record, for curves.
+    """The step (None: use `at`) and the named finite numbers of a record, for curves.
 
     >>> scalars(EvaluationFinished(at=3.0, version=4, score=0.5, greedy=0.6, num_tasks=20, num_executions=80))
     (4, {'evaluation/score': 0.5, 'evaluation/greedy': 0.6})
@@ -145,7 +148,8 @@ def scalars(record: MetricRecord) -> tuple[int | None, dict[str, float]]:
         return None, {}
     prefix, step_field, fields = chosen
     step = getattr(record, step_field) if step_field else None
-    return step, {f"{prefix}/{field}": float(getattr(record, field)) for field in fields}
+    values = {f"{prefix}/{field}": getattr(record, field) for field in fields}
+    return step, {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
 
 
 CURVES: Final[dict[type, tuple[str, str, tuple[str, ...]]]] = {

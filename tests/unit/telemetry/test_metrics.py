@@ -1,18 +1,24 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from qwengyre.core.errors import JournalCorrupt
+from qwengyre.dashboard.report import report_html
+from qwengyre.dashboard.series import series_of
 from qwengyre.telemetry.event_file import EventFile
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.metrics import Metrics, read_metrics
-from qwengyre.telemetry.records import EvaluationFinished, RolesChanged, RunBegan, WaterlevelSampled
+from qwengyre.telemetry.records import EvaluationFinished, RolesChanged, RunBegan, WaterlevelSampled, scalars
+from qwengyre.telemetry.summary import Summary
+from tests.unit.dashboard.synthetic import step
 
 BEGAN = RunBegan(at=0.0, name="quick", policy="elastic", num_cells=3, num_steps=40)
 ROLE = RolesChanged(at=1.5, cell=2, role="to_training")
@@ -51,6 +57,15 @@ def test_a_line_that_is_no_record_is_refused(folder: RunFolder):
     folder.metrics.write_bytes(b'{"type":"Nothing"}\n')
     with pytest.raises(JournalCorrupt, match="byte 0"):
         list(read_metrics(folder.metrics))
+
+
+def test_numbers_that_are_not_finite_come_back_as_nothing(folder: RunFolder):
+    poisoned = msgspec.structs.replace(step(1, 5.0), gradient_norm=math.nan, loss=math.inf)
+    write(folder, poisoned)
+    [found] = read_metrics(folder.metrics)
+    assert found == msgspec.structs.replace(poisoned, gradient_norm=None, loss=None)
+    assert "train/gradient_norm" not in scalars(poisoned)[1] and "train/entropy" in scalars(poisoned)[1]
+    assert "<svg" in report_html(series_of([found], Summary(), label="a run"))
 
 
 def test_a_run_without_metrics_has_none(folder: RunFolder):
