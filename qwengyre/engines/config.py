@@ -12,6 +12,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     engine: Literal["embedded", "paced", "scripted"] = "embedded"
     """`embedded`: torch in the cell's process. `paced`: scripted tokens at the speed of an emulated device."""
+    paced_plan: str = ""
+    """`paced` only: the file that says what everything takes (`qwengyre bench elastic` writes it)."""
     max_running: int = 16
     """Calls that decode together; the others wait."""
     max_waiting: int = 256
@@ -36,6 +38,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Exported KV that nobody released by then is freed."""
 
     def __post_init__(self) -> None:
+        if (self.engine == "paced") != bool(self.paced_plan):
+            raise ValueError("paced_plan: the paced engine needs a plan, and no other engine takes one")
         positive = ("max_running", "max_waiting", "block_size", "prefill_chunk", "stream_interval", "num_threads", "kv_blocks")
         for name in positive:
             if getattr(self, name) < 1:

@@ -144,6 +144,13 @@ typedef struct {
     int block_size, length;
 } Context;
 
+/* Ask for the block after the next one: blocks lie anywhere, which the processor cannot guess. */
+INLINE void prefetch_block(const float *head_in_block_0, Context c, int b, int start, int dim) {
+    if (start + 2 * c.block_size >= c.length) return;
+    const float *next = head_in_block_0 + c.blocks[b + 2] * c.block_floats;
+    for (int i = 0; i < c.block_size * dim; i += LANES) __builtin_prefetch(next + i);
+}
+
 /* Attention of the `group` query heads that share a key head. `score` (group, length rounded up to LANES). */
 INLINE void attend(int group, int vectors, const float *query, Context c, float *score, float *out) {
     const int dim = vectors * LANES, stride = (c.length + LANES - 1) / LANES * LANES;
@@ -155,6 +162,7 @@ INLINE void attend(int group, int vectors, const float *query, Context c, float 
     for (int start = 0, b = 0; start < c.length; start += c.block_size, b++) {
         const float *key = c.keys + c.blocks[b] * c.block_floats;
         const int count = c.length - start < c.block_size ? c.length - start : c.block_size;
+        prefetch_block(c.keys, c, b, start, dim);
         for (int p = 0; p < count; p++, key += dim)
             for (int g = 0; g < group; g++) {
                 vec dot = q[g][0] * load(key);
@@ -178,6 +186,7 @@ INLINE void attend(int group, int vectors, const float *query, Context c, float 
     for (int start = 0, b = 0; start < c.length; start += c.block_size, b++) {
         const float *value = c.values + c.blocks[b] * c.block_floats, *s = score + start;
         const int count = c.length - start < c.block_size ? c.length - start : c.block_size;
+        prefetch_block(c.values, c, b, start, dim);
         int p = 0;
         for (; p + 2 <= count; p += 2, value += 2 * dim)
             for (int g = 0; g < group; g++)
