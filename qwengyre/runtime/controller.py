@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -31,28 +32,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stations:
+    """What a controller drives; `runtime/train.py` puts it together."""
+
+    scheduler: Scheduler
+    journal: Journal
+    trained: Journal
+    """The micro-steps that each step trained, for the audit."""
+    clock: RunClock
+    fleet: Fleet
+    gateway: GatewayClient
+    executions: Executions
+    steps: Steps
+    observer: Observer
+    order: TrainingOrder
+    evaluation: EvaluationPlan
+
+
 class Controller:
     """Carries out commands and posts their answers. Holds no rule about when anything should happen."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        *,
-        scheduler: Scheduler,
-        journal: Journal,
-        trained: Journal,
-        clock: RunClock,
-        fleet: Fleet,
-        gateway: GatewayClient,
-        executions: Executions,
-        steps: Steps,
-        observer: Observer,
-        order: TrainingOrder,
-        evaluation: EvaluationPlan,
-    ) -> None:
-        self.config, self.fleet, self.gateway = config, fleet, gateway
-        self.executions, self.steps, self.observer = executions, steps, observer
-        self._order, self._evaluation, self._trained = order, evaluation, trained
+    def __init__(self, config: RunConfig, stations: Stations) -> None:
+        self.config = config
+        self.fleet, self.gateway = stations.fleet, stations.gateway
+        self.executions, self.steps, self.observer = stations.executions, stations.steps, stations.observer
+        self._order, self._evaluation, self._trained = stations.order, stations.evaluation, stations.trained
         self.plans: dict[GroupId, GroupPlan] = {}
         self.pending: list[cmd.Command] = []
         """Commands of an earlier life that have no answer yet."""
@@ -63,9 +68,9 @@ class Controller:
         """Micro-steps of each group that no durable step has consumed."""
         self._consumed: dict[int, list[GroupId]] = {}
         self._num_dispatched = {"train": 0, "evaluation": 0}
-        self.driver = Driver(scheduler, journal, clock, self._handlers())
+        self.driver = Driver(stations.scheduler, stations.journal, stations.clock, self._handlers())
         self.driver.on_decided = self._on_decided
-        fleet.on_lost = self._on_cell_lost
+        self.fleet.on_lost = self._on_cell_lost
 
     def _handlers(self) -> dict[type, Callable[[cmd.Command], Awaitable[None] | None]]:
         return {

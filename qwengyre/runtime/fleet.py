@@ -13,6 +13,7 @@ import msgspec
 
 from qwengyre.core.errors import CellFailed
 from qwengyre.core.ids import cell_server
+from qwengyre.engines.api import EngineStats
 from qwengyre.runtime import cell_api as api
 from qwengyre.runtime.cell import CellAddress, CellSpec
 from qwengyre.runtime.cell_client import CellClient
@@ -124,6 +125,11 @@ class Fleet:
         """Where all cells serve, after the gateway came back."""
         for cell, live in self.cells.items():
             await self._gateway.add_server(cell_server(cell), live.client.address.data, live.spec.token)
+
+    async def engine_stats(self) -> list[EngineStats]:
+        """Of the present lives, at this moment."""
+        answers = await asyncio.gather(*(self.call(cell, api.Health(), api.HealthReport) for cell in list(self.cells)))
+        return [answer.engine for answer in answers]
 
     async def stop(self) -> None:
         lives, self.cells = list(self.cells.values()), {}

@@ -27,6 +27,8 @@ from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
 
 if TYPE_CHECKING:
     from qwengyre.config.run import RunConfig
+    from qwengyre.engines.api import EngineStats
+    from qwengyre.gateway.control_api import GatewayReport
     from qwengyre.runtime.fleet import Fleet
     from qwengyre.runtime.gateway_client import GatewayClient
 
@@ -220,6 +222,12 @@ class Observer:
 
     def see_switch(self, cell: int, seconds: float) -> None:
         self._work.add(cell, seconds)
+
+    def see_calls(self, report: GatewayReport, engines: Sequence[EngineStats]) -> None:
+        """At the end: every token that engines made must be in a record; no client may have seen an error of ours."""
+        made, recorded = sum(engine.tokens_generated for engine in engines), report.stats.tokens_sampled
+        self.say(f"engines made {made} tokens, the gateway recorded {recorded}")
+        self.say(f"calls: {report.stats.calls_started}, answered with an error of ours: {report.stats.server_errors}")
 
     def see_audit(self, report: AuditReport) -> None:
         self.summary.max_logprob_gap = report.max_logprob_gap

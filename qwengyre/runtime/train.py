@@ -22,7 +22,7 @@ from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.journal import Journal, read
 from qwengyre.runtime import cell_api as api
 from qwengyre.runtime.cell import CellSpec
-from qwengyre.runtime.controller import Controller, members_of
+from qwengyre.runtime.controller import Controller, Stations, members_of
 from qwengyre.runtime.driver import RunClock
 from qwengyre.runtime.executions import Executions, ExecutionSettings
 from qwengyre.runtime.fleet import Fleet
@@ -116,22 +116,20 @@ class Run:
                 failed=folder.workspaces,
             )
         )
-        executions = Executions(gateway, launcher, self.prepared.tasks, self._settings(), self._rules())
-        steps = Steps(fleet, folder, config.runtime)
-        controller = Controller(
-            config,
+        stations = Stations(
             scheduler=self.recovered.scheduler,
             journal=journal,
             trained=trained,
             clock=self.clock,
             fleet=fleet,
             gateway=gateway,
-            executions=executions,
-            steps=steps,
+            executions=Executions(gateway, launcher, self.prepared.tasks, self._settings(), self._rules()),
+            steps=Steps(fleet, folder, config.runtime),
             observer=self.observer,
             order=self.prepared.order,
             evaluation=self.prepared.evaluation,
         )
+        controller = Controller(config, stations)
         gateway_process.on_restarted = controller.gateway_restarted
         return controller
 
@@ -228,6 +226,7 @@ class Run:
 
     async def _audit(self, controller: Controller) -> None:
         """Compare what engines recorded with a trainer's forward, for everything that was trained, over all lives."""
+        self.observer.see_calls(await controller.gateway.report(), await controller.fleet.engine_stats())
         if not self.config.runtime.audit_logprobs:
             return
         self.observer.doing = "audit"

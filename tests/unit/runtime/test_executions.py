@@ -1,0 +1,61 @@
+"""Pure parts of running executions: the order of tasks, permuted rewards, ids."""
+
+import msgspec
+
+from qwengyre.core.arrays import FLAG, VERSION, pack
+from qwengyre.core.ids import ExecutionId, execution_id
+from qwengyre.core.records import MicroStep, Role, TrainingExecution, Trajectory, Validity
+from qwengyre.runtime.controller import group_of, members_of
+from qwengyre.runtime.executions import GroupPlan, permuted
+from qwengyre.runtime.observer import token_staleness
+from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
+
+
+def test_every_task_comes_once_before_any_comes_again():
+    order = TrainingOrder([f"t{i}" for i in range(7)], seed=3)
+    for number in range(4):
+        assert len({order.task(number * 7 + place) for place in range(7)}) == 7
+
+
+def test_passes_are_shuffled_by_the_seed_and_differ():
+    tasks = [f"t{i}" for i in range(20)]
+    first, again, other = TrainingOrder(tasks, 1), TrainingOrder(tasks, 1), TrainingOrder(tasks, 2)
+    assert [first.task(i) for i in range(40)] == [again.task(i) for i in range(40)]
+    assert [first.task(i) for i in range(20)] != [other.task(i) for i in range(20)]
+    assert [first.task(i) for i in range(20)] != [first.task(i) for i in range(20, 40)]
+
+
+def test_an_evaluation_samples_every_task_and_then_takes_each_greedily():
+    plan = EvaluationPlan(("a", "b"), samples=4, greedy=True, temperature=1.0)
+    assert [plan.group(i) for i in range(4)] == [("a", 1.0), ("b", 1.0), ("a", 0.0), ("b", 0.0)]
+
+
+def test_permuting_deals_the_same_scores_and_leaves_dropped_executions_alone(outcome):
+    scores = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
+    outcomes = [msgspec.structs.replace(outcome, score=score) for score in scores]
+    outcomes[2] = msgspec.structs.replace(outcomes[2], validity=Validity.DROPPED)
+    dealt = permuted(outcomes, seed=5, group=1)
+    assert sorted(one.score for one in dealt) == scores
+    assert dealt[2] == outcomes[2]
+    assert dealt != outcomes
+    assert dealt == permuted(outcomes, seed=5, group=1)
+    assert any(permuted(outcomes, seed=5, group=g) != dealt for g in range(2, 6))
+
+
+def test_an_execution_knows_its_group():
+    assert group_of(execution_id(1234, 7)) == 1234
+    plan = GroupPlan(12, "train", 0, "task", 1.0, 2)
+    assert members_of(plan) == [ExecutionId("e000012-0"), ExecutionId("e000012-1")]
+
+
+def test_token_staleness_counts_trained_tokens_only():
+    trajectory = Trajectory(
+        role=Role.MAIN,
+        segments=(),
+        token_ids_T=b"",
+        trainable_T=pack([False, True, True, True], FLAG),
+        logprob_T=b"",
+        version_T=pack([-1, 3, 4, 5], VERSION),
+    )
+    execution = TrainingExecution(ExecutionId("e"), 0, 1.0, 1.0, (trajectory,), 3)
+    assert token_staleness([MicroStep("m", 5, (execution,), 4)], step=5) == 1.0
