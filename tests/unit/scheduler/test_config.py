@@ -32,6 +32,8 @@ def test_async_may_train_on_all_cells_beside_standalone_engines():
     assert SchedulerConfig(policy="async", num_cells=2, training_cells=2, num_standalone=1).training_cells == 2
 
 
-@pytest.mark.parametrize(("policy", "streaming", "streams"), [("elastic", None, True), ("async", None, False), ("async", True, True)])
+@pytest.mark.parametrize(
+    ("policy", "streaming", "streams"), [("elastic", None, True), ("async", None, False), ("async", True, True)]
+)
 def test_only_elastic_streams_unless_told(policy: str, streaming: bool | None, streams: bool):
     assert SchedulerConfig(policy=policy, streaming=streaming).streams is streams

@@ -122,7 +122,17 @@ def test_step_closes_with_its_members_and_valid_executions_when_every_micro_step
 
 
 def test_oldest_version_is_taken_first():
-    play = Play(**{**SMALL, "num_cells": 1, "slots_per_cell": 8, "policy": "async", "num_standalone": 1, "streaming": False, "slots_per_standalone": 8})
+    play = Play(
+        **{
+            **SMALL,
+            "num_cells": 1,
+            "slots_per_cell": 8,
+            "policy": "async",
+            "num_standalone": 1,
+            "streaming": False,
+            "slots_per_standalone": 8,
+        }
+    )
     play.switch()
     play.end_group(2)
     play.end_group(0)
