@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -113,22 +113,28 @@ class EngineCore:
             self._stop(call)
             self.waiting.appendleft(call)
 
-    def insert_kv(self, token_ids: np.ndarray, content: np.ndarray) -> int:
-        """Put blocks computed elsewhere (as `KVMemory.gather` gives them) into the cache; return the tokens now cached."""
+    def import_blocks(self, token_ids: np.ndarray, read: Callable[[dict[str, np.ndarray] | None], dict[str, np.ndarray]]) -> int:
+        """Put keys and values computed elsewhere into the cache; return the number of leading tokens now cached.
+
+        `read(into)` fetches the regions of `KVMemory.gather`, straight into the blocks where they lie side by side.
+        """
         size = self.config.block_size
-        known_blocks, known = self.cache.match(token_ids)
-        first = known // size
-        blocks = known_blocks[:first]
-        self.cache.hold(blocks)
+        _, known = self.cache.match(token_ids)
         wanted = -(-len(token_ids) // size)
-        while len(blocks) < wanted and (block := self.cache.take()) is not None:
-            blocks.append(block)
+        if known == len(token_ids) or wanted > self.config.kv_blocks:
+            return known
+        blocks = self.cache.take_run(wanted)
         num_tokens = min(len(token_ids), len(blocks) * size)
-        if len(blocks) > first and num_tokens > known:
-            self.memory.scatter(blocks[first:], content[:, first : len(blocks)])
-            self.cache.adopt(token_ids[:num_tokens], blocks)
-            self.counts.tokens_imported += num_tokens - known
-        self.cache.drop(blocks)
+        try:
+            if num_tokens > known:
+                into = self.memory.stretch(blocks) if len(blocks) == wanted else None
+                regions = read(into)
+                if into is None:
+                    self.memory.scatter(blocks, regions)
+                self.cache.adopt(token_ids[:num_tokens], blocks)
+                self.counts.tokens_imported += num_tokens - known
+        finally:
+            self.cache.drop(blocks)
         return max(known, num_tokens)
 
     def _admit(self) -> None:

@@ -33,6 +33,8 @@ from qwengyre.transfer.api import Carrier, Exposure
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+TOKENS = "token_ids"
+"""Region of exported KV that holds the tokens themselves."""
 KV_EPOCH = 0
 """Exported KV is never rewritten, so one epoch is enough; its version is that of the weights."""
 
@@ -204,8 +206,12 @@ class EmbeddedEngine:
         blocks, num_tokens = core.cache.match(token_ids)
         if not num_tokens:
             return None
-        arrays = {"token_ids": np.ascontiguousarray(token_ids[:num_tokens]), "kv": core.memory.gather(blocks)}
-        exposure = self._carrier.expose(arrays, version=core.version, epoch=KV_EPOCH)
+        known = np.ascontiguousarray(token_ids[:num_tokens])
+        exposure = self._carrier.reserve({TOKENS: known} | core.memory.shapes(len(blocks)), version=core.version, epoch=KV_EPOCH)
+        regions = self._carrier.buffers(exposure)
+        np.copyto(regions.pop(TOKENS), known)
+        core.memory.gather(blocks, regions)
+        exposure = self._carrier.republish(exposure, version=core.version)
         handle_id = f"{exposure.location}/{next(self._handles)}"
         self._pinned[handle_id] = exposure, time.monotonic() + self.config.pin_deadline_s
         return KVHandle(handle_id, exposure, num_tokens, self._fingerprint(), core.version)
@@ -216,8 +222,13 @@ class EmbeddedEngine:
             raise KVRefused(f"KV of layout {handle.fingerprint}, this engine has {self._fingerprint()}")
         if handle.version != core.version:
             raise KVRefused(f"KV of version {handle.version}, this engine has {core.version}")
-        arrays = self._carrier.read(handle.exposure)
-        return core.insert_kv(arrays["token_ids"], arrays["kv"])
+        token_ids = np.empty(handle.num_tokens, np.int32)
+        self._carrier.read(handle.exposure, {TOKENS: token_ids})
+
+        def read(into: dict[str, np.ndarray] | None) -> dict[str, np.ndarray]:
+            return self._carrier.read(handle.exposure, into)
+
+        return core.import_blocks(token_ids, read)
 
     def _release(self, handle_id: str) -> None:
         if pinned := self._pinned.pop(handle_id, None):

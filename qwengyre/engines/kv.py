@@ -27,16 +27,36 @@ class KVMemory:
         self.blocks = torch.frombuffer(memory, dtype=torch.float32).view(shape)
         self.num_bytes = 4 * self.blocks.numel()
 
-    def gather(self, blocks: Sequence[int]) -> np.ndarray:
-        """A copy of these blocks: (layers, len(blocks), 2, kv_heads, block_size, head_dim)."""
-        return self.blocks.index_select(1, torch.tensor(blocks)).numpy()
+    def shapes(self, num_blocks: int) -> dict[str, np.ndarray]:
+        """The regions that `gather` fills, one for each layer, as arrays without memory of their own."""
+        block = tuple(self.blocks.shape[2:])
+        return {_region(layer): np.broadcast_to(np.float32(0), (num_blocks, *block)) for layer in range(len(self.blocks))}
 
-    def scatter(self, blocks: Sequence[int], content: np.ndarray) -> None:
-        """The reverse of `gather`."""
-        self.blocks.index_copy_(1, torch.tensor(blocks), torch.from_numpy(content))
+    def gather(self, blocks: Sequence[int], regions: dict[str, np.ndarray]) -> None:
+        """Copy these blocks to `regions` (blocks, 2, kv_heads, block_size, head_dim) of each layer."""
+        index = torch.tensor(blocks)
+        for layer, content in enumerate(self.blocks):
+            torch.index_select(content, 0, index, out=torch.from_numpy(regions[_region(layer)]))
+
+    def scatter(self, blocks: Sequence[int], regions: dict[str, np.ndarray]) -> None:
+        """The reverse of `gather`; what the regions hold beyond these blocks is left out."""
+        index = torch.tensor(blocks)
+        for layer, content in enumerate(self.blocks):
+            content.index_copy_(0, index, torch.from_numpy(regions[_region(layer)][: len(blocks)]))
+
+    def stretch(self, blocks: Sequence[int]) -> dict[str, np.ndarray] | None:
+        """The memory of these blocks as regions to read into, if they lie side by side."""
+        start, end = blocks[0], blocks[-1] + 1
+        if list(blocks) != list(range(start, end)):
+            return None
+        return {_region(layer): content[start:end].numpy() for layer, content in enumerate(self.blocks)}
 
     def copy_block(self, source: int, destination: int) -> None:
         self.blocks[:, destination] = self.blocks[:, source]
+
+
+def _region(layer: int) -> str:
+    return f"kv.{layer}"
 
 
 class Node:
@@ -103,6 +123,17 @@ class PrefixCache:
         self._users[block] = 1
         return block
 
+    def take_run(self, num_blocks: int) -> list[int]:
+        """Up to `num_blocks` blocks, side by side if so many free ones are; each with its one user, the caller."""
+        while len(self._free) < num_blocks and self._evict():
+            pass
+        self._free.sort(reverse=True)
+        blocks = _side_by_side(self._free, num_blocks) or self._free[-num_blocks:][::-1]
+        taken = set(blocks)
+        self._free = [block for block in self._free if block not in taken]
+        self.hold(blocks)
+        return blocks
+
     def adopt(self, token_ids: np.ndarray, blocks: list[int]) -> None:
         """Make the prefix `token_ids`, whose keys and values lie in `blocks`, known.
 
@@ -153,3 +184,15 @@ class PrefixCache:
             self._leaves.move_to_end(parent, last=False)
         self.drop([victim.block])
         return True
+
+
+def _side_by_side(descending: list[int], count: int) -> list[int]:
+    """`count` consecutive numbers out of `descending`, ascending; none if there are not so many.
+
+    >>> _side_by_side([9, 7, 6, 5, 2], 3), _side_by_side([9, 7, 6, 5, 2], 4)
+    ([5, 6, 7], [])
+    """
+    for end in range(len(descending) - count + 1):
+        if descending[end] - descending[end + count - 1] == count - 1:
+            return descending[end : end + count][::-1]
+    return []

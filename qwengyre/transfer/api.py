@@ -38,6 +38,10 @@ class Carrier(Protocol):
         """Allocate memory that others can read, copy `arrays` in and announce it."""
         ...
 
+    def reserve(self, arrays: dict[str, np.ndarray], *, version: int, epoch: int) -> Exposure:
+        """Like `expose`, of the shapes and dtypes alone: fenced until the owner has filled `buffers` and called `republish`."""
+        ...
+
     def buffers(self, exposure: Exposure) -> dict[str, np.ndarray]:
         """The writable arrays behind an exposure of this process."""
         ...

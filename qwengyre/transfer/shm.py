@@ -74,13 +74,15 @@ class ShmCarrier:
         self._lock = threading.Lock()
 
     def expose(self, arrays: dict[str, np.ndarray], *, version: int, epoch: int) -> Exposure:
+        exposure = self.reserve(arrays, version=version, epoch=epoch)
+        for name, view in self.buffers(exposure).items():
+            np.copyto(view, arrays[name])
+        return self.republish(exposure, version=version)
+
+    def reserve(self, arrays: dict[str, np.ndarray], *, version: int, epoch: int) -> Exposure:
         regions, num_bytes = lay_out(arrays)
         name = f"{self.prefix}-{os.getpid()}-{next(self._numbers)}-{secrets.token_hex(4)}"
         segment = _Segment(SHM_DIR / name, num_bytes, version=version, epoch=epoch)
-        for region_name, view in views(regions, segment.data()).items():
-            np.copyto(view, arrays[region_name])
-        segment.sequence = 2
-        segment.write_header()
         with self._lock:
             self._segments[name] = segment
         return Exposure("shm", name, regions, version, epoch, num_bytes)

@@ -46,7 +46,7 @@ class _Segment:
 
     def __init__(self, num_bytes: int, *, version: int, epoch: int):
         self.memory = memoryview(np.zeros(num_bytes, np.uint8))
-        self.epoch, self.version, self.sequence, self.is_released = epoch, version, 0, False
+        self.epoch, self.version, self.sequence, self.is_released = epoch, version, 1, False
 
     def why_stale(self, wanted: Wanted) -> str | None:
         if self.is_released:
@@ -74,12 +74,15 @@ class TcpCarrier:
         threading.Thread(target=self._accept, name="tcp-carrier", daemon=True).start()
 
     def expose(self, arrays: dict[str, np.ndarray], *, version: int, epoch: int) -> Exposure:
-        regions, num_bytes = lay_out(arrays)
-        segment = _Segment(num_bytes, version=version, epoch=epoch)
-        for name, view in views(regions, segment.memory).items():
+        exposure = self.reserve(arrays, version=version, epoch=epoch)
+        for name, view in self.buffers(exposure).items():
             np.copyto(view, arrays[name])
+        return self.republish(exposure, version=version)
+
+    def reserve(self, arrays: dict[str, np.ndarray], *, version: int, epoch: int) -> Exposure:
+        regions, num_bytes = lay_out(arrays)
         name = secrets.token_hex(16)
-        self._segments[name] = segment
+        self._segments[name] = _Segment(num_bytes, version=version, epoch=epoch)
         return Exposure("tcp", f"{self._address}/{name}", regions, version, epoch, num_bytes)
 
     def buffers(self, exposure: Exposure) -> dict[str, np.ndarray]:

@@ -121,6 +121,15 @@ def test_bytes_change_under_a_new_version_only(carrier):
         carrier.read(exposure)
 
 
+def test_reserved_memory_is_fenced_until_it_is_filled(carrier):
+    exposure = carrier.reserve(arrays(), version=3, epoch=1)
+    with pytest.raises(StaleRead):
+        carrier.read(exposure)
+    for name, buffer in carrier.buffers(exposure).items():
+        np.copyto(buffer, arrays()[name])
+    np.testing.assert_array_equal(carrier.read(carrier.republish(exposure, version=3))["int"], arrays()["int"])
+
+
 def test_released_memory_cannot_be_read(carrier):
     exposure = carrier.expose(arrays(), version=3, epoch=1)
     carrier.release(exposure)
