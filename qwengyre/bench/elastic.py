@@ -98,7 +98,7 @@ def elastic(
 ) -> None:
     """Run elastic, Colocate and Async with real processes and emulated devices, beside the simulator."""
     name, work = load_workload(workload) if workload else ("small", SMALL)
-    _require_small(name, work)
+    require_small(name, work)
     settings = PacedSettings(seconds_per_hour, lead_s)
     with tempfile.TemporaryDirectory(prefix="qwengyre-paced-") as temporary:
         folder = keep or Path(temporary)
@@ -177,7 +177,7 @@ class _Watch:
         return Switches(tuple(self._switches), tuple(sorted(self._burst_starts.items())), end)
 
 
-def _require_small(name: str, workload: Workload) -> None:
+def require_small(name: str, workload: Workload) -> None:
     live = workload.num_cells * workload.slots(workload.cell_nodes)
     if live > MAX_LIVE:
         raise ConfigError(

@@ -1,0 +1,67 @@
+"""The trainer that only takes time keeps the order of use of the real one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qwengyre.core.errors import TrainerError
+from qwengyre.core.records import MicroStep, TrainingExecution
+from qwengyre.engines.paced_plan import PacedPlan
+from qwengyre.trainer.paced import PacedMembers, PacedTrainer
+from qwengyre.transfer.shm import ShmCarrier, cleanup
+
+PLAN = PacedPlan(
+    executions_s=[[1.0]],
+    micro_steps_s=[0.0],
+    optimizer_s=0.0,
+    publish_s=0.0,
+    to_training_s=0.0,
+    to_rollout_s=0.0,
+    num_calls=1,
+    decode_share=0.5,
+)
+MICRO_STEP = MicroStep("s000002-g000000-m0", 2, (TrainingExecution("e000000-0", 0, 0.5, 1.0, (), 7),), 30)
+
+
+@pytest.fixture
+def carrier(tmp_path):
+    prefix = f"qg-test-{tmp_path.name}"
+    made = ShmCarrier(prefix)
+    yield made
+    made.close()
+    assert cleanup(prefix) == 0
+
+
+def test_a_step_moves_the_weights_and_a_satellite_reads_them(carrier):
+    core, satellite = PacedTrainer(PLAN, carrier), PacedTrainer(PLAN, carrier)
+    core.begin_step(2)
+    assert core.compute(MICRO_STEP).tokens_trained == 7
+    members = PacedMembers.connect(0, 1, "", 0, 1.0)
+    assert members.reduce(core.flat_gradient(), 1).tolist() == [1.0]
+    assert core.apply(1).applied
+    satellite.pull(core.expose(3))
+    assert np.array_equal(satellite.weights, core.weights)
+    assert core.weights[0] == 1
+
+
+def test_micro_step_of_another_step_is_refused(carrier):
+    trainer = PacedTrainer(PLAN, carrier)
+    trainer.begin_step(1)
+    with pytest.raises(TrainerError, match="belongs to step 2"):
+        trainer.compute(MICRO_STEP)
+
+
+def test_checkpoint_brings_step_and_weights_back(carrier, tmp_path):
+    core = PacedTrainer(PLAN, carrier)
+    core.begin_step(2)
+    core.apply(1)
+    core.save_checkpoint(tmp_path / "step-3", 3, {"journal_position": 9})
+    other = PacedTrainer(PLAN, carrier)
+    assert other.load_checkpoint(tmp_path / "step-3")["extra"] == {"journal_position": 9}
+    assert (other.step, other.weights[0]) == (3, 1.0)
+
+
+def test_log_probs_cannot_be_audited(carrier, tmp_path):
+    with pytest.raises(TrainerError, match="audit_logprobs"):
+        PacedTrainer(PLAN, carrier).audit([], tmp_path)
