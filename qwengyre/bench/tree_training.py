@@ -18,6 +18,7 @@ import typer
 from torch import Tensor, nn
 
 from qwengyre.bench.measure import Measured, measure
+from qwengyre.bench.recorded import CAPTURES, recorded_case, recorded_trees
 from qwengyre.bench.trees import VOCABULARY, Case, Cost, shared_prompt, sharing_most, side_branches
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms
@@ -47,6 +48,8 @@ def tree_training(
     size: Annotated[str, typer.Option(help="full: the stated cases; small: the same shapes, a sixteenth of the time.")] = "full",
     repeats: Annotated[int, typer.Option(help="Runs of each method; the fastest counts.")] = 1,
     chunk_tokens: Annotated[int, typer.Option(help="Rows of one chunk of `chains-chunked`.")] = 2048,
+    captures: Annotated[Path, typer.Option(help="Folder of recordings.")] = CAPTURES,
+    only: Annotated[str, typer.Option(help="Run only the cases whose name contains this.")] = "",
 ) -> None:
     """Compare a tree row with its flattened paths: CPU time, peak memory, exactness."""
     torch.set_num_threads(1)
@@ -54,7 +57,9 @@ def tree_training(
     print(
         f"{'case':36} {'method':15} {'ideal':>6} {'ratio':>6} {'reached':>8} {'cpu s':>7} {'peak MB':>8} {'logp gap':>9} {'grad gap':>9}"
     )
-    for case in cases(size):
+    for case in cases(size, captures):
+        if only not in case.name:
+            continue
         for line in run_case(case, repeats, chunk_tokens):
             found.append(line)
             print(
@@ -66,10 +71,14 @@ def tree_training(
         json_path.write_text(json.dumps([msgspec.to_builtins(line) for line in found], indent=1))
 
 
-def cases(size: str) -> list[Case]:
+def cases(size: str, captures: Path) -> list[Case]:
     if size == "small":
         return [sharing_most(5, 4096), shared_prompt(8, 1024, 1024), side_branches(1024, 100, 16)]
-    return [sharing_most(5, 16384), shared_prompt(8, 2048, 2048), side_branches(4096, 200, 16)]
+    stated = [sharing_most(5, 16384), shared_prompt(8, 2048, 2048), side_branches(4096, 200, 16)]
+    recorded = recorded_trees(("claude--basic", "qwen--basic"), captures)
+    return stated + [
+        recorded_case(name, tree, roles, j_max=None, bytes_per_token=16)[0] for name, (tree, roles) in recorded.items()
+    ]
 
 
 def bench_model() -> nn.Module:

@@ -40,12 +40,12 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Weight of the KL estimate to the weights that the run started from. Executions with advantage 0 train when > 0."""
     sequence_constant: float = 1024.0
     """Divisor of a trajectory's token sum under `aggregation = "constant"` (Dr. GRPO)."""
-    max_row_tokens: int = 32768
+    max_row_tokens: int = 262_144
     """Most distinct tokens in one micro-step; a larger one is refused."""
     chunk_tokens: int = 8192
     """Rows longer than this run the two-pass backward in chunks of this many rows: same gradient, less memory."""
-    head_chunk_tokens: int = 1024
-    """Rows of logits that exist at once."""
+    head_logits: int = 1 << 25
+    """Logits (tokens x vocabulary) that exist at once."""
     merge_prompt_tokens: int = 32
     """Executions of one micro-step that share at least this many leading tokens compute them once. 0 never merges."""
     checkpoint_every: int = 1
@@ -61,7 +61,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be a positive number, not {value}")
-        for name in ("max_row_tokens", "chunk_tokens", "head_chunk_tokens", "checkpoint_every"):
+        for name in ("max_row_tokens", "chunk_tokens", "head_logits", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("warmup_steps", "weight_decay", "kl_coefficient", "clip_low", "clip_high", "merge_prompt_tokens"):

@@ -36,12 +36,10 @@ def logprobs(hidden_OH: Tensor, weight_VH: Tensor, target_O: Tensor, temperature
         lse = torch.logsumexp(logits, dim=-1)
         result.lse_O[part] = lse
         result.logp_O[part] = logits.gather(1, target_O[part, None])[:, 0] - lse
+        probability = torch.exp(logits - lse[:, None])
+        result.entropy_O[part] = lse - torch.linalg.vecdot(probability, logits)
         if num_targets <= chunk:
             result.logits = logits
-            result.entropy_O[part] = lse - (torch.exp(logits - lse[:, None]) * logits).sum(-1)
-        else:
-            mean = torch.einsum("ov,ov->o", torch.exp(logits - lse[:, None]), logits)
-            result.entropy_O[part] = lse - mean
     return result
 
 

@@ -52,6 +52,7 @@ class TreeModel:
         attention.register()
         model.set_attn_implementation(attention.NAME)
         model.eval()
+        self.head_chunk_tokens = max(1, config.head_logits // model.get_output_embeddings().weight.shape[0])
         self.body, self.output = model.base_model, model.get_output_embeddings()
         self.num_attention_layers, num_linear_layers = layer_counts(model)
         self.num_linear_layers = linear_attention.install(model) if num_linear_layers else 0
@@ -132,7 +133,7 @@ class TreeModel:
 
     def _head(self, hidden_OH: Tensor, inputs: _TargetTensors, at: slice) -> head.HeadResult:
         weight = self.output.weight.detach()
-        return head.logprobs(hidden_OH, weight, inputs.token_O[at], inputs.temperature_O[at], self.config.head_chunk_tokens)
+        return head.logprobs(hidden_OH, weight, inputs.token_O[at], inputs.temperature_O[at], self.head_chunk_tokens)
 
     def _backward(self, hidden: _Hidden, result: head.HeadResult, coef_O: Tensor, inputs: _TargetTensors, at: slice) -> None:
         weight, states_nH = self.output.weight, hidden.states_nH
@@ -141,7 +142,7 @@ class TreeModel:
             weight.grad = torch.zeros_like(weight)
         states = (states_nH.detach()[rows_O], weight.detach())
         targets = (inputs.token_O[at], inputs.temperature_O[at])
-        d_hidden_OH = head.backward(result, coef_O, states, targets, weight.grad, self.config.head_chunk_tokens)
+        d_hidden_OH = head.backward(result, coef_O, states, targets, weight.grad, self.head_chunk_tokens)
         roots = [(states_nH, torch.zeros_like(states_nH).index_add_(0, rows_O, d_hidden_OH))]
         roots += [(tensor, gradient) for tensor, sent_back in hidden.plan.exports if (gradient := sent_back()) is not None]
         torch.autograd.backward(*zip(*roots, strict=True))

@@ -89,7 +89,7 @@ def gaps(model, paths, chunk, rng):
     coef_O = rng.normal(size=len(token_row_O))
     with DoubleRouter():
         logp_O, gradient = paths_alone(model, paths, row, token_row_O, coef_O)
-        tree_model = TreeModel(model, TrainerConfig(chunk_tokens=chunk, head_chunk_tokens=5))
+        tree_model = TreeModel(model, TrainerConfig(chunk_tokens=chunk, head_logits=5 * 61))
         model.zero_grad()
         output = tree_model.train(row, targets, lambda logp: torch.from_numpy(coef_O).to(logp.dtype))
     gap = np.abs(output.logp_O.numpy() - logp_O).max(initial=0)
