@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart setup test test-faults lint bubblewrap clean help
+.PHONY: quickstart setup test test-faults test-harnesses lint bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -20,6 +20,15 @@ test: setup  ## Run the tests.
 
 test-faults: setup  ## Slow: kill -9 of each process in mid-run; nothing that had finished may be lost.
 	$(BIN)/python -m pytest checks/test_faults.py
+
+HARNESSES := .harnesses
+test-harnesses: setup $(HARNESSES)/mini-swe-agent/.installed  ## Slow: harnesses of others, installed and run unchanged.
+	$(BIN)/python -m pytest checks/test_harnesses.py
+
+$(HARNESSES)/mini-swe-agent/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check mini-swe-agent==2.4.6
+	@touch $@
 
 lint: setup  ## Check style.
 	$(BIN)/python -m pip install --quiet -c constraints.txt ruff
@@ -43,4 +52,4 @@ bubblewrap:
 	fi
 
 clean:  ## Remove the virtual environment and caches; runs stay.
-	rm -rf $(VENV) .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) $(HARNESSES) .pytest_cache .hypothesis .ruff_cache

@@ -16,6 +16,14 @@ from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.isolation import bwrap_arguments
 
 PROBE_TIMEOUT_S: Final = 60.0
+NOT_FOUND, NO_INTERPRETER = 3, 4
+PROBE: Final = f"""printf ready
+program=$(command -v -- "$1") || exit {NOT_FOUND}
+IFS= read -r -n 500 line < "$program"
+case $line in "#!"*) set -- ${{line#??}}; [ -x "$1" ] || {{ printf "\\n%s" "$1"; exit {NO_INTERPRETER}; }};; esac
+exit 0
+"""
+"""Finds the command, and the interpreter that its first line names: a script without one fails as if it were not there."""
 NO_NAMESPACES: Final = (
     "bubblewrap cannot make a sandbox on this machine: {reason}\nUser namespaces may be off (sysctl kernel.unprivileged_userns_clone=1, "
     "or kernel.apparmor_restrict_unprivileged_userns=0), or this is a container that forbids them (docker run --security-opt "
@@ -41,16 +49,24 @@ def check_harness(config: HarnessConfig) -> None:
 
 def _find_command(host: SandboxHost, program: str) -> None:
     environment = host.environment(host.home(host.work))
-    script = ["/bin/bash", "-c", 'printf ready; command -v -- "$1" >/dev/null', "bash", program]
+    script = ["/bin/bash", "-c", PROBE, "bash", program]
     view = msgspec.structs.replace(host.view([]), chdir="/")
     arguments = bwrap_arguments(host.bwrap, view) if host.isolated else []
     done = subprocess.run(
         [*arguments, *script], env=environment, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
     )
-    if done.stdout != "ready":
+    found, _, interpreter = done.stdout.partition("\n")
+    if found != "ready":
         raise SandboxError(NO_NAMESPACES.format(reason=done.stderr.strip()))
     if done.returncode == 0:
         return
+    if done.returncode == NO_INTERPRETER:
+        message = (
+            f"{program} is run by {interpreter}, which is not in the sandbox: add the folder that it is installed in to readable"
+        )
+        raise ConfigError(
+            message if host.isolated else f"{program} is run by {interpreter}, which does not exist", key="harness.command"
+        )
     outside = shutil.which(program, path=environment["PATH"]) or shutil.which(program)
     if outside is None:
         raise ConfigError(f"{program} does not exist (looked in {environment['PATH']})", key="harness.command")

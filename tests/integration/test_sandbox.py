@@ -446,6 +446,9 @@ def test_a_harness_that_cannot_be_started_here_is_refused(kit, monkeypatch, tmp_
         with pytest.raises(ConfigError, match=reason):
             check_harness(msgspec.structs.replace(kit.config(), command=command))
     check_harness(msgspec.structs.replace(kit.config(), command=(str(hidden),), readable=(str(tmp_path),)))
+    hidden.write_text("#! /opt/no/such/python3 -x\n")
+    with pytest.raises(ConfigError, match=r"is run by /opt/no/such/python3, which is not in the sandbox"):
+        check_harness(msgspec.structs.replace(kit.config(), command=(str(hidden),), readable=(str(tmp_path),)))
     with pytest.raises(ConfigError, match="does not exist"):
         check_harness(kit.config(readable=("/no/such/folder",)))
     with pytest.raises(SandboxError, match="not installed in this environment"):
