@@ -54,7 +54,7 @@ class SimDriver:
     def run(self, check: Callable[[Scheduler], None] | None = None) -> Meters:
         """Simulate to the end; `check` sees the scheduler after every event. Returns what was measured."""
         self._send(ev.RunStarted(at=0.0))
-        while self._answers:
+        while self._answers and not self.scheduler.state.is_finished:
             at, _, event, execution, stamp = heapq.heappop(self._answers)
             if event is None:
                 event = self._end_of(at, execution, stamp)

@@ -1,0 +1,57 @@
+"""Random workloads under every policy: the invariants hold after every event, every run ends, and none beats a bound."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qwengyre.scheduler.scheduler import Scheduler
+from qwengyre.sim.bounds import path_bound, work_bound
+from qwengyre.sim.compare import splits
+from qwengyre.sim.driver import SimDriver
+from qwengyre.sim.durations import Durations
+from qwengyre.sim.settings import POLICY_NAMES, Setting, build
+from qwengyre.sim.workload import Workload
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    cell_nodes, num_cells, executions = draw(st.integers(1, 3)), draw(st.integers(2, 6)), draw(st.integers(1, 5))
+    return Workload(
+        steps=draw(st.integers(1, 5)),
+        groups_per_step=draw(st.integers(1, 4)),
+        executions_per_group=executions,
+        steps_per_burst=draw(st.integers(1, 3)),
+        dispatch_depth=draw(st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.5])),
+        nodes=cell_nodes * num_cells,
+        cell_nodes=cell_nodes,
+        slots_per_node=draw(st.floats(1.0, 6.0)) * max(1.0, executions / num_cells),
+        median_h=draw(st.floats(0.1, 4.0)),
+        sigma_query=draw(st.floats(0.0, 0.8)),
+        sigma_execution=draw(st.floats(0.0, 0.8)),
+        overall_timeout_h=draw(st.floats(0.5, 8.0)),
+        train_node_hours_per_step=draw(st.floats(0.0, 30.0)),
+        train_share_by_duration=draw(st.floats(0.0, 1.0)),
+        micro_steps_per_group=draw(st.integers(1, 4)),
+        replica_overhead=draw(st.floats(0.0, 0.1)),
+        optimizer_s=draw(st.floats(0.0, 100.0)),
+        publish_s=draw(st.floats(0.0, 100.0)),
+        decode_share=draw(st.sampled_from([0.0, 0.3, 1.0])),
+        slowdown=draw(st.floats(1.0, 3.0)),
+    )
+
+
+@settings(max_examples=60)
+@given(
+    workload=workloads(), policy=st.sampled_from(POLICY_NAMES), seed=st.integers(0, 1000), two_way=st.booleans(), data=st.data()
+)
+def test_runs_end_above_their_bounds(workload: Workload, policy: str, seed: int, two_way: bool, data: st.DataObject):
+    setting = data.draw(st.sampled_from(splits(workload, Setting(policy=policy, two_way=two_way))))
+    config, pool = build(workload, setting)
+    durations = Durations.draw(workload, seed)
+    driver = SimDriver(workload, config, pool, durations)
+    meters = driver.run(check=Scheduler.validate)
+    assert driver.scheduler.state.is_finished and driver.scheduler.state.steps_done == workload.steps
+    assert driver.scheduler.state.num_ended == workload.num_groups * workload.executions_per_group
+    assert meters.hours >= work_bound(workload, durations) * (1 - 1e-9)
+    assert meters.hours >= path_bound(workload, config, durations) * (1 - 1e-9)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from qwengyre.cli.plan import plan
+from qwengyre.cli.simulate import simulate
+from qwengyre.core.errors import ConfigError
+
+SHORT = ["steps=3", "groups_per_step=2", "executions_per_group=4"]
+
+
+def call_simulate(**change: object) -> None:
+    simulate(
+        **{
+            "workload": "nl122_v1", "run": None, "seeds": "2", "policy": None, "override": SHORT, "training_nodes": 0,
+            "standalone_nodes": 0, "two_way": False, "json": None, "html": None, "jobs": 1, **change,
+        }
+    )  # fmt: skip
+
+
+def test_table_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    call_simulate(json=tmp_path / "out.json", html=tmp_path / "out.html")
+    printed = capsys.readouterr().out
+    assert "elastic" in printed and "colocate-standalone-streaming" in printed and "path bound" in printed
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert [r["policy"] for r in data["results"]][:3] == ["elastic", "async", "async-streaming"]
+    page = (tmp_path / "out.html").read_text()
+    assert page.count("<svg") == 1 + len(data["results"])
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "") and "src=" not in page
+
+
+def test_json_alone_on_the_standard_output(capsys: pytest.CaptureFixture[str]):
+    call_simulate(json=Path("-"), policy=["elastic"])
+    assert [r["policy"] for r in json.loads(capsys.readouterr().out)["results"]] == ["elastic"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"workload": None}, "give a workload"),
+        ({"workload": "nl122_v9"}, "no such workload"),
+        ({"seeds": "0"}, "names no seeds"),
+        ({"seeds": "1,x"}, "names no seeds"),
+        ({"policy": ["fast"]}, "'fast' is none of elastic"),
+        ({"override": ["steps"]}, "is not KEY=VALUE"),
+        ({"override": ["stepz=3"]}, "is not KEY=VALUE with one of steps"),
+        ({"override": ["overall_timeout_h=-1"]}, "must be above zero"),
+        ({"policy": ["async"], "training_nodes": 5}, "training_nodes = 5 must be a multiple"),
+        ({"run": Path("nowhere"), "workload": None}, "not the folder of a run"),
+        ({"run": Path("nowhere")}, "not both"),
+    ],
+)
+def test_bad_input_is_refused_with_what_to_change(change: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        call_simulate(**change)
+
+
+def test_plan_prints_the_best_the_front_and_the_toml(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    plan(
+        workload="nl122_v1", run=None, max_staleness=1, seeds="1", override=SHORT, html=tmp_path / "plan.html", json=None, jobs=1
+    )
+    printed = capsys.readouterr().out
+    assert "Pareto front" in printed and "On fresh seeds" in printed
+    assert '[scheduler]\npolicy = "elastic"' in printed and "max_staleness = 1" in printed
+    assert "<svg" in (tmp_path / "plan.html").read_text()
+
+
+def test_plan_refuses_a_negative_cap():
+    with pytest.raises(ConfigError, match="max_staleness = -1"):
+        plan(
+            workload="nl122_v1", run=None, max_staleness=-1, seeds="1", override=SHORT, html=Path("plan.html"), json=None, jobs=1
+        )

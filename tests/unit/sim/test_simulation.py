@@ -1,0 +1,180 @@
+"""Simulated runs against the independent simulator's figures, against their bounds, and against themselves."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from qwengyre.scheduler.scheduler import Scheduler
+from qwengyre.sim.bounds import path_bound, work_bound
+from qwengyre.sim.compare import compare, report_json, splits
+from qwengyre.sim.driver import SimDriver
+from qwengyre.sim.durations import Durations
+from qwengyre.sim.planner import pareto, plan, plan_toml
+from qwengyre.sim.results import Drawn, Inline, Job, run_job, simulate
+from qwengyre.sim.settings import POLICY_NAMES, Setting, build
+from qwengyre.sim.workload import Workload, builtin_workloads
+
+WORKLOADS = builtin_workloads()
+TABLE = {
+    "nl122_v1": (71.6, 20, 105.9, 102.9),
+    "nl122_v2": (73.0, 24, 101.4, 105.6),
+    "t24_v1a": (76.0, 96, 100.2, 92.9),
+    "tb_v1": (18.9, 16, 29.1, 35.0),
+}
+"""Elastic hours, best training nodes of Async, its hours, Colocate hours: the table of issue 3."""
+
+
+def small(**change: object) -> Workload:
+    return msgspec.structs.replace(
+        WORKLOADS["nl122_v1"], **{"steps": 6, "groups_per_step": 4, "executions_per_group": 4, **change}
+    )
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_hours_and_ratios_agree_with_the_independent_simulator_within_3_percent(name: str):
+    elastic_h, nodes, async_h, colocate_h = TABLE[name]
+    settings = [Setting(), Setting(policy="async", training_nodes=nodes), Setting(policy="colocate")]
+    elastic, split, colocate = simulate(Drawn(WORKLOADS[name]), settings, [0, 1, 2, 3], Inline())
+    assert elastic.hours == pytest.approx(elastic_h, rel=0.03)
+    assert split.hours == pytest.approx(async_h, rel=0.03)
+    assert colocate.hours == pytest.approx(colocate_h, rel=0.03)
+    assert split.hours / elastic.hours == pytest.approx(async_h / elastic_h, rel=0.03)
+    assert colocate.hours / elastic.hours == pytest.approx(colocate_h / elastic_h, rel=0.03)
+
+
+def test_best_split_of_async_is_found():
+    report = compare("v1", Drawn(msgspec.structs.replace(WORKLOADS["nl122_v1"], steps=12)), Setting(), ["async"], [0], Inline())
+    assert report.results[0].settings.training_nodes == 20
+
+
+def test_ablations_agree_with_the_independent_simulator():
+    """At one execution's tree a micro-step, as the trainer cuts them: 16 a group."""
+    workload = msgspec.structs.replace(WORKLOADS["nl122_v1"], steps=12, micro_steps_per_group=16)
+    settings = [
+        Setting(policy="async", training_nodes=20),
+        Setting(policy="async-streaming", training_nodes=20),
+        Setting(policy="colocate-standalone", standalone_nodes=12),
+        Setting(policy="colocate-standalone-streaming", standalone_nodes=12),
+        Setting(),
+        Setting(cell_nodes=8),
+    ]
+    results = simulate(Drawn(workload), settings, range(5), Inline())
+    split, streaming, standalone, both, elastic, coarse = (result.hours for result in results)
+    assert 1 - streaming / split == pytest.approx(0.129, abs=0.015)
+    assert 1 - both / standalone == pytest.approx(0.092, abs=0.015)
+    assert both / elastic == pytest.approx(1.22, abs=0.015)
+    assert coarse / elastic - 1 == pytest.approx(0.035, abs=0.015)
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.parametrize("name", ["nl122_v2", "tb_v1"])
+def test_no_policy_beats_the_bounds_and_the_invariants_hold(policy: str, name: str):
+    workload = msgspec.structs.replace(WORKLOADS[name], steps=3, steps_per_burst=1)
+    setting = splits(workload, Setting(policy=policy))[0]
+    config, pool = build(workload, setting)
+    durations = Durations.draw(workload, 1)
+    meters = SimDriver(workload, config, pool, durations).run(check=Scheduler.validate)
+    assert meters.hours >= work_bound(workload, durations)
+    assert meters.hours >= path_bound(workload, config, durations)
+
+
+def test_bounds_are_exact_where_a_run_leaves_no_choice():
+    """One group of one execution on one cell: it runs, then it trains, then optimizer and publish."""
+    workload = small(steps=1, groups_per_step=1, executions_per_group=1, nodes=4, dispatch_depth=0.0, to_training_s=0.0)
+    config, pool = build(workload, Setting())
+    durations = Durations.draw(workload, 0)
+    hours = SimDriver(workload, config, pool, durations).run().hours
+    assert path_bound(workload, config, durations) == pytest.approx(hours)
+    expected = durations.unloaded_GN[0, 0] + durations.train_GN[0, 0] / 4 + workload.optimizer_s + workload.publish_s
+    assert hours * 3600 == pytest.approx(expected)
+
+
+def test_work_bound_counts_every_node_busy():
+    workload = small()
+    durations = Durations.draw(workload, 0)
+    slots = round(4 * workload.slots_per_node) / 4
+    expected = (durations.unloaded_GN.sum() / slots + durations.train_GN.sum()) / workload.nodes / 3600
+    assert work_bound(workload, durations) == pytest.approx(expected, rel=0.01)
+
+
+def test_overall_timeout_drops_an_execution_since_it_started_and_its_group_still_counts():
+    workload = small(overall_timeout_h=1.9, sigma_query=0.0, sigma_execution=0.3)
+    config, pool = build(workload, Setting())
+    durations = Durations.draw(workload, 0)
+    meters = SimDriver(workload, config, pool, durations).run()
+    assert meters.num_dropped == int((durations.unloaded_GN > 1.9 * 3600).sum()) > 0
+    assert meters.finished_at > 0
+
+
+def test_equal_seeds_give_equal_runs_and_common_random_numbers_across_policies():
+    job = Job(Drawn(small()), Setting(), 3)
+    assert run_job(job) == run_job(job)
+    assert run_job(job) != run_job(Job(Drawn(small()), Setting(), 4))
+
+
+def test_meters_account_for_all_time():
+    workload = small()
+    config, pool = build(workload, Setting())
+    driver = SimDriver(workload, config, pool, Durations.draw(workload, 0), is_recorded=True)
+    meters = driver.run()
+    timeline = meters.timeline()
+    per_cell = [sum(span.end - span.start for span in timeline.roles if span.cell == cell) for cell in range(config.num_cells)]
+    assert per_cell == pytest.approx([meters.finished_at] * config.num_cells)
+    training_s = sum(span.end - span.start for span in timeline.roles if span.state == "training")
+    assert meters.training_s == pytest.approx(training_s)
+    assert meters.used_slot_s == pytest.approx(
+        driver.durations.unloaded_GN.sum() + workload.move_stall_s * meters.num_moves, rel=1e-6
+    )
+    assert meters.compute_s * pool.cell_nodes == pytest.approx(driver.durations.train_GN.sum())
+
+
+def test_token_staleness_is_the_groups_where_versions_do_not_change_under_an_execution():
+    workload = small(steps=4, steps_per_burst=1, dispatch_depth=0.0)
+    config, pool = build(workload, Setting(policy="colocate"))
+    meters = SimDriver(workload, config, pool, Durations.draw(workload, 0)).run()
+    assert (meters.staleness_mean, meters.staleness_max) == (0.0, 0)
+    assert meters.staleness_token == pytest.approx(0.0, abs=1e-9)
+
+
+def test_hard_cap_holds_and_two_way_beats_the_papers_setting_at_equal_maximum():
+    workload = msgspec.structs.replace(WORKLOADS["nl122_v1"], steps=24)
+    settings = [Setting(), Setting(steps_per_burst=1, dispatch_depth=3.0, two_way=True, max_staleness=3)]
+    base, ours = simulate(Drawn(workload), settings, [0, 1], Inline())
+    assert ours.staleness_max <= 3
+    assert ours.hours < 0.96 * base.hours
+
+
+def test_json_has_the_fields_that_are_promised():
+    workload = small(steps=3)
+    report = compare("mine", Drawn(workload), Setting(), ["elastic", "colocate"], [0, 1], Inline())
+    data = msgspec.json.decode(report_json(report, workload))
+    assert data["workload"] == "mine" and data["seeds"] == [0, 1]
+    promised = (
+        "policy settings hours hours_min hours_max ratio_to_elastic bound_work bound_path staleness_mean staleness_max dropped"
+    )
+    for result in data["results"]:
+        assert set(promised.split()) <= set(result)
+    assert [result["policy"] for result in data["results"]] == ["elastic", "colocate"]
+    assert data["results"][0]["ratio_to_elastic"] == 1.0
+    assert data["results"][0]["settings"]["cell_nodes"] == 4
+
+
+def test_planner_keeps_the_cap_and_prints_what_a_run_can_read():
+    workload = msgspec.structs.replace(WORKLOADS["nl122_v1"], steps=6)
+    found = plan(Drawn(workload), [0], Inline(), max_staleness=2)
+    assert all(result.staleness_max <= 2 for result in found.best)
+    assert found.best[0].hours == min(result.hours for result in found.best)
+    assert [r.staleness_mean for r in found.front] == sorted(r.staleness_mean for r in found.front)
+    table = msgspec.toml.decode(plan_toml(workload, found.best[0].settings))["scheduler"]
+    config, _ = build(workload, found.best[0].settings)
+    assert {key: getattr(config, key) for key in table} == table
+
+
+def test_front_has_no_result_that_another_beats():
+    results = simulate(Drawn(small(steps=3)), [Setting(dispatch_depth=phi) for phi in (0.0, 0.5, 1.0, 2.0)], [0], Inline())
+    front = pareto(results)
+    for one in front:
+        assert not any(r.hours < one.hours and r.staleness_mean <= one.staleness_mean for r in results)
+    assert np.all(np.diff([r.hours for r in front]) < 0)
