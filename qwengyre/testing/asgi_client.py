@@ -79,9 +79,11 @@ def begin(
         await asyncio.sleep(0)
 
     async def run() -> None:
-        await app(scope, receive, send)
-        exchange.is_done = True
-        exchange._changed.set()
+        try:
+            await app(scope, receive, send)
+        finally:
+            exchange.is_done = True
+            exchange._changed.set()
 
     exchange.task = asyncio.ensure_future(run())
     return exchange

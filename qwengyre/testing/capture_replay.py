@@ -17,7 +17,7 @@ from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.gateway import Execution, Gateway, open_journal
 from qwengyre.gateway.records import Opened
 from qwengyre.gateway.rendering import Rendering
-from qwengyre.testing.asgi_client import begin
+from qwengyre.testing.asgi_client import Exchange, begin
 from qwengyre.testing.engines import ScriptedEngine
 
 CALL_PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
@@ -105,7 +105,8 @@ def with_words_of_history(rows: list[dict[str, Any]]) -> dict[int, Said]:
     for answer in answers.values():
         if answer.tools and answer.tools[0][0] in history:
             answer.text, answer.reasoning = history[answer.tools[0][0]]
-    return answers
+    asked = {json.dumps(row["body"]["input"], sort_keys=True): row["seq"] for row in rows}
+    return {row["seq"]: answers[asked[json.dumps(row["body"]["input"], sort_keys=True)]] for row in rows}
 
 
 class Replay:
@@ -125,6 +126,7 @@ class Replay:
         """Number of a call of the gateway by seq of its request."""
         self.bodies: dict[int, bytes] = {}
         """What came back, by seq."""
+        self._asking = asyncio.Lock()
         self._ids: dict[str, str] = {}
         self._answer_of: dict[int, int] = {}
 
@@ -150,6 +152,12 @@ class Replay:
         fault = row["response"].get("fault") or {}
         if fault.get("kind") == "status" and fault.get("code") == 400:
             return  # the context overflow of another engine
+        async with self._asking:
+            exchange, number = await self._ask(row)
+        await self._hear(row, fault, exchange, number)
+
+    async def _ask(self, row: dict[str, Any]) -> tuple[Exchange, int]:
+        """Send one request; the gateway's number of it is known when it was accepted."""
         number = len(self.execution.session.rows)
         exchange = begin(self.app, "POST", _path(row), headers=self._headers(row), body=self._body(row))
         self._answer_of[number] = row["seq"]
@@ -157,6 +165,9 @@ class Replay:
             await asyncio.sleep(0)
         assert len(self.execution.session.rows) == number + 1, exchange.body
         self.calls[row["seq"]] = number
+        return exchange, number
+
+    async def _hear(self, row: dict[str, Any], fault: dict[str, Any], exchange: Exchange, number: int) -> None:
         call = self.execution.session.rows[number]
         num_tokens = len(self._ids_of(row["seq"])) - call.asked.first_index
         if not fault:

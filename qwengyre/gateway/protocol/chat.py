@@ -92,9 +92,9 @@ def parse(body: bytes, cache: ItemCache) -> ModelRequest:
         raise InvalidRequest("messages must not be empty", param="messages")
     if asked.n not in (None, 1):
         raise InvalidRequest("n must be 1: ask once for every answer that you want", param="n")
-    items = [cache.get(raw, lambda raw: _parse_message(raw, cache)) for raw in asked.messages]
+    items = [cache.get("chat message", raw, lambda raw: _parse_message(raw, cache)) for raw in asked.messages]
     turns = tuple(keyed for item in items for keyed in item.turns)
-    tools = cache.get(asked.tools, _parse_tools)
+    tools = cache.get("chat tools", asked.tools, _parse_tools)
     system_text, system_digest = system_texts(turns)
     return ModelRequest(
         dialect="chat",

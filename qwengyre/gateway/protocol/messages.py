@@ -70,14 +70,14 @@ def parse(body: bytes, cache: ItemCache) -> ModelRequest:
     asked = decode(body, _Body, "request body")
     if not asked.messages:
         raise InvalidRequest("messages must not be empty", param="messages")
-    system = cache.get(asked.system, lambda raw: _parse_system(raw, cache))
-    items = [cache.get(raw, lambda raw: _parse_message(raw, cache)) for raw in asked.messages]
+    system = cache.get("messages system", asked.system, lambda raw: _parse_system(raw, cache))
+    items = [cache.get("messages message", raw, lambda raw: _parse_message(raw, cache)) for raw in asked.messages]
     turns = (*system.turns, *(keyed for item in items for keyed in item.turns))
     system_text, system_digest = system_texts(turns)
     return ModelRequest(
         dialect="messages",
         turns=turns,
-        tools=cache.get(asked.tools, _parse_tools),
+        tools=cache.get("messages tools", asked.tools, _parse_tools),
         model=asked.model,
         stream=bool(asked.stream),
         max_tokens=asked.max_tokens,

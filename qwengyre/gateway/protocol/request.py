@@ -68,8 +68,9 @@ class ItemCache:
         """Tool calls that this execution was given by us, by id."""
         self._parsed: dict[bytes, Any] = {}
 
-    def get(self, raw: bytes, parse: Callable[[bytes], T]) -> T:
-        key = blake2b(raw, digest_size=DIGEST_BYTES).digest()
+    def get(self, kind: str, raw: bytes, parse: Callable[[bytes], T]) -> T:
+        """`kind` tells apart what the same bytes mean in other places and dialects."""
+        key = blake2b(raw, digest_size=DIGEST_BYTES, key=kind.encode()).digest()
         found = self._parsed.get(key)
         if found is None:
             found = self._parsed[key] = parse(raw)

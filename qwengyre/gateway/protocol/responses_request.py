@@ -79,7 +79,7 @@ def parse(body: bytes, cache: ItemCache) -> ModelRequest:
     return ModelRequest(
         dialect="responses",
         turns=turns,
-        tools=cache.get(asked.tools, _parse_tools),
+        tools=cache.get("responses tools", asked.tools, _parse_tools),
         model=asked.model,
         stream=bool(asked.stream),
         max_tokens=asked.max_output_tokens,
@@ -99,7 +99,7 @@ def _items(raw: bytes, cache: ItemCache) -> list[ParsedItem]:
     out: list[ParsedItem] = []
     run: list[tuple[bytes, _Fragment]] = []
     for item_raw in decode(raw, list[msgspec.Raw], "input"):
-        part = cache.get(item_raw, lambda raw: _parse_item(raw, cache))
+        part = cache.get("responses item", item_raw, lambda raw: _parse_item(raw, cache))
         if isinstance(part, _Fragment):
             if run and not _goes_on(run[-1][1], part):
                 out.append(_answer(run, cache))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import httpx2 as httpx
@@ -88,5 +88,11 @@ class Bench:
 
 
 @pytest.fixture
-def bench(rendering: Rendering, tmp_path: Path) -> Bench:
-    return Bench(rendering, tmp_path, GatewayConfig(max_context_tokens=100_000))
+def make_bench(rendering: Rendering, tmp_path: Path) -> Callable[[], Bench]:
+    folders = (tmp_path / f"gateway-{number}" for number in itertools.count())
+    return lambda: Bench(rendering, next(folders), GatewayConfig(max_context_tokens=100_000))
+
+
+@pytest.fixture
+def bench(make_bench: Callable[[], Bench]) -> Bench:
+    return make_bench()

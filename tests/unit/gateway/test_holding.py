@@ -1,0 +1,184 @@
+"""Clients are kept alive in their own dialect, cuts lose nothing, retries resample nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from qwengyre.core.errors import EngineUnavailable
+from qwengyre.gateway.config import GatewayConfig
+from qwengyre.testing.asgi_client import begin
+from qwengyre.testing.engines import ScriptedEngine
+
+SAID = "one two three four<|im_end|>"
+BODIES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "stream": True},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 500},
+    "/v1/responses": {"input": [{"type": "message", "role": "user", "content": "hi"}], "stream": True},
+}
+KEEP_ALIVE = {
+    "/v1/chat/completions": b'"delta":{"content":""}',
+    "/v1/messages": b"event: ping",
+    "/v1/responses": b"response.in_progress",
+}
+TERMINAL = {"/v1/chat/completions": b"data: [DONE]", "/v1/messages": b"message_stop", "/v1/responses": b"response.completed"}
+
+
+def ask(bench, execution, path, **changes):
+    body = json.dumps({**BODIES[path], **changes}).encode()
+    return begin(bench.harness_app, "POST", path, headers={"x-api-key": execution.keys.key}, body=body)
+
+
+async def until(holds) -> None:
+    while not holds():
+        await asyncio.sleep(0)
+
+
+def has_shown(call, num_tokens: int) -> bool:
+    answer = call.answer
+    return call.num_answer == num_tokens and all(reader.position == len(answer.deltas) for reader in answer.readers)
+
+
+@pytest.fixture
+def impatient(bench):
+    """Headers at once, and a sign of life whenever the clock of the bench (a second a look) allows."""
+    bench.gateway.config = GatewayConfig(headers_after_s=0.0, keep_alive_s=1.0, max_context_tokens=100_000)
+    return bench
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_held_stream_hears_its_own_dialect(impatient, path):
+    bench = impatient
+
+    async def scenario():
+        async with bench.running():
+            execution = await bench.open()
+            waking = asyncio.ensure_future(bench.harness_app.keep_alive(0.001))
+            exchange = ask(bench, execution, path)
+            await exchange.wait_until(lambda got: got.body.count(KEEP_ALIVE[path]) >= 3)
+            assert TERMINAL[path] not in exchange.body
+            await bench.gateway.set_server("cell-0", bench.says(SAID))
+            execution.route.set("cell-0")
+            await exchange.finish()
+            waking.cancel()
+            assert TERMINAL[path] in exchange.body
+            assert exchange.status == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_retry_of_a_cut_call_goes_on_with_its_tokens(bench, path):
+    async def scenario():
+        async with bench.running():
+            engine = bench.says(SAID, held=True)
+            execution = await bench.open(engine=engine)
+            cut = ask(bench, execution, path)
+            await engine.grant("e000001-0/c0#1", 7)
+            await until(lambda: execution.live and has_shown(execution.live[0], 7))
+            await cut.hang_up()
+            await engine.grant("e000001-0/c1#1", 100)
+            again = await ask(bench, execution, path, stream=False).finish()
+            assert b"one two three four" in again.body
+            assert engine.requests[1].sampling.first_index == 7
+            session = await bench.gateway.close(execution.id)
+            assert bench.text(session.rows.answer_ids(1)) == SAID
+            assert [call.ended.abandoned for call in session.rows] == [True, False]
+
+    asyncio.run(scenario())
+
+
+def test_whole_answer_that_nobody_heard_is_given_again_without_the_engine(bench):
+    async def scenario():
+        async with bench.running():
+            engine = bench.says(SAID, tokens_per_chunk=100)
+            execution = await bench.open(engine=engine)
+            path = "/v1/chat/completions"
+            first = ask(bench, execution, path)
+            await until(lambda: execution.live and execution.live[0].tokens.num_sampled)
+            execution.live[0].detach(next(iter(execution.live[0].answer.readers)))
+            await first.hang_up()
+            again = await ask(bench, execution, path).finish()
+            assert b"four" in again.body and len(engine.requests) == 1
+
+    asyncio.run(scenario())
+
+
+def test_answered_context_asked_again_is_sampled_anew(bench):
+    async def scenario():
+        async with bench.running():
+            engine = ScriptedEngine(lambda request: bench.ids(f"{request.sampling.seed}<|im_end|>"), max_context_tokens=9000)
+            execution = await bench.open(engine=engine)
+            answers = [(await ask(bench, execution, "/v1/chat/completions", stream=False).finish()).body for _ in range(3)]
+            assert len({json.loads(body)["choices"][0]["message"]["content"] for body in answers}) == 3
+            session = await bench.gateway.close(execution.id)
+            assert [call.asked.base for call in session.rows] == [-1, 0, 0]
+            assert [call.asked.cause for call in session.rows] == ["root", "retry", "retry"]
+
+    asyncio.run(scenario())
+
+
+def test_seed_does_not_depend_on_the_order_of_arrival(make_bench):
+    async def seeds(bench, execution: str, texts: list[str]) -> dict[str, int]:
+        async with bench.running():
+            engine = ScriptedEngine(lambda request: bench.ids("x<|im_end|>"), max_context_tokens=9000)
+            opened = await bench.open(execution, engine=engine)
+            for text in texts:
+                body = {"messages": [{"role": "user", "content": text}], "stream": False}
+                await ask(bench, opened, "/v1/chat/completions", **body).finish()
+            return dict(zip(texts, [request.sampling.seed for request in engine.requests], strict=True))
+
+    one, again = (asyncio.run(seeds(make_bench(), "e1", order)) for order in (["a", "b", "c"], ["c", "a", "b"]))
+    other = asyncio.run(seeds(make_bench(), "e2", ["a", "b", "c"]))
+    assert one == again
+    assert len({*one.values(), *other.values()}) == 6
+
+
+class DyingEngine(ScriptedEngine):
+    """Is gone after `left` tokens."""
+
+    left = 6
+
+    async def generate(self, request):
+        async for chunk in super().generate(request):
+            self.left -= 1
+            if self.left < 0:
+                raise EngineUnavailable("the cell was killed")
+            yield chunk
+
+
+def test_engine_that_dies_in_mid_answer_is_not_noticed(bench):
+    async def scenario():
+        async with bench.running():
+            dying = DyingEngine(lambda request: bench.ids(SAID)[request.sampling.first_index :], max_context_tokens=9000)
+            execution = await bench.open(engine=dying)
+            exchange = ask(bench, execution, "/v1/messages")
+            await until(lambda: dying.left < 0)
+            other = ScriptedEngine(lambda request: bench.ids(SAID)[request.sampling.first_index :], max_context_tokens=9000)
+            await bench.gateway.set_server("cell-1", other)
+            execution.route.set("cell-1")
+            await exchange.finish()
+            assert b"message_stop" in exchange.body and b"error" not in exchange.body
+            assert other.requests[0].sampling.first_index == 6
+            session = await bench.gateway.close(execution.id)
+            assert bench.text(session.rows.answer_ids(0)) == SAID
+
+    asyncio.run(scenario())
+
+
+def test_a_close_keeps_the_last_tokens_of_running_calls(bench):
+    async def scenario():
+        async with bench.running():
+            engine = bench.says(SAID, held=True)
+            execution = await bench.open(engine=engine)
+            exchange = ask(bench, execution, "/v1/chat/completions")
+            await engine.grant("e000001-0/c0#1", 5)
+            await until(lambda: execution.live and execution.live[0].tokens.num_sampled == 5)
+            session = await bench.gateway.close(execution.id)
+            await exchange.finish()
+            assert session.rows[0].ended.abandoned and session.rows[0].ended.num_sampled == 5
+            assert b"closed" in exchange.body
+
+    asyncio.run(scenario())
