@@ -51,7 +51,8 @@ def comparison_page(report: Report, workload: Workload, timelines: Sequence[tupl
         ),
     ]
     for result, timeline in timelines:
-        where = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in effective(workload, result.settings).items())
+        used = effective(workload, result.settings).items()
+        where = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in used if not isinstance(value, bool))
         text = f"Seed {report.seeds[0]}; {where}. A cell may leave for training once the waterlevel fits the capacity that stays."
         body.append(page.section(result.policy, text, timeline_chart(timeline, longest)))
     return page.page(f"{report.workload}: simulated policies", body)
@@ -85,7 +86,7 @@ def hours_chart(results: Sequence[Result]) -> str:
     """One bar a policy, with its spread, and both bounds."""
     row, gap, left = 26.0, 10.0, 240.0
     most = max(result.hours_max for result in results) * 1.08
-    plot = Plot(left, 12, WIDTH - left - 60, len(results) * (row + gap), (0.0, most), (0, 1))
+    plot = Plot(left, 30, WIDTH - left - 60, len(results) * (row + gap), (0.0, most), (0, 1))
     parts = svg.x_axis(plot, lambda value: f"{value:g}", "hours")
     for index, result in enumerate(results):
         y = plot.top + index * (row + gap)
@@ -97,11 +98,11 @@ def hours_chart(results: Sequence[Result]) -> str:
             svg.rule(plot.x(result.hours_min), y + row / 2, plot.x(result.hours_max), y + row / 2, "axis"),
             svg.text(plot.x(result.hours_max) + 8, y + 18, f"{result.hours:.1f}", "small-value"),
         ]
-    first = results[0]
-    for name, bound in (("work", first.bound_work), ("path", first.bound_path)):
+    bounds = sorted([(results[0].bound_work, "work"), (results[0].bound_path, "path")])
+    for (bound, name), anchor, shift in zip(bounds, ("end", "start"), (-3, 3), strict=True):
         parts += [
-            svg.rule(plot.x(bound), plot.top - 4, plot.x(bound), plot.bottom, "mark"),
-            svg.text(plot.x(bound) - 4, plot.bottom - 3, name, "tick", "end"),
+            svg.rule(plot.x(bound), plot.top - 12, plot.x(bound), plot.bottom, "mark"),
+            svg.text(plot.x(bound) + shift, plot.top - 14, f"{name} {bound:.1f}", "tick", anchor),
         ]
     return svg.figure(WIDTH, plot.bottom + 44, parts, "Hours of each policy")
 
@@ -112,8 +113,10 @@ def timeline_chart(timeline: Timeline, hours: float) -> str:
     shown = cells if len(cells) <= MOST_ROWS else cells[:: -(-len(cells) // MOST_ROWS)]
     height = 20.0 if len(shown) <= 12 else 10.0
     most = max([sample.capacity for sample in timeline.levels] + [sample.waterlevel for sample in timeline.levels] + [1])
-    level = Plot(LEFT, 36, WIDTH - LEFT - RIGHT, 110, (0.0, hours or 1.0), (0, most))
-    rows = Plot(LEFT, 164, WIDTH - LEFT - RIGHT, len(shown) * (height + 3), (0.0, hours or 1.0), (0, 1))
+    own = max((span.end for span in timeline.roles), default=0.0) / 3600
+    width = WIDTH - LEFT - RIGHT
+    level = Plot(LEFT, 36, width * min(1.0, own / (hours or 1.0)), 110, (0.0, own or 1.0), (0, most))
+    rows = Plot(LEFT, 164, width, len(shown) * (height + 3), (0.0, hours or 1.0), (0, 1))
     parts = svg.legend(LEFT, 18, [("water", "line", "waterlevel"), ("capacity", "line", "capacity in rollout"), *_ROLES])
     parts += svg.y_axis(level, lambda value: f"{value:g}", 3)
     parts += [svg.rule(level.x(at / 3600), level.top, level.x(at / 3600), rows.bottom, "mark") for at in timeline.publishes[:200]]
@@ -146,7 +149,9 @@ def timeline_chart(timeline: Timeline, hours: float) -> str:
 
 
 def pareto_chart(tried: Sequence[Result], front: Sequence[Result], base: Result) -> str:
-    """Hours against mean staleness: all settings faintly, the Pareto front, and the workload's own setting."""
+    """Hours against mean staleness: all settings faintly, the Pareto front, the workload's own; not those twice as slow."""
+    tried = [result for result in tried if result.hours <= 2 * base.hours] or list(tried)
+    front = [result for result in front if result.hours <= 2 * base.hours] or list(front)
     x_most = max(result.staleness_mean for result in tried) * 1.1 or 1.0
     least, most = min(result.hours for result in tried), max(result.hours for result in tried)
     room = (most - least) * 0.08 or 1.0
@@ -195,7 +200,7 @@ def _table(report: Report, workload: Workload) -> str:
         [
             r.policy,
             f"{r.hours:.2f}",
-            f"{r.hours_min:.2f} to {r.hours_max:.2f}",
+            f"{r.hours_min:.1f}\u2013{r.hours_max:.1f}",
             f"{r.ratio_to_elastic:.2f}" if r.ratio_to_elastic else "",
             f"{r.gap:.1%}",
             f"{r.staleness_mean:.2f}",

@@ -35,7 +35,7 @@ class Plan(msgspec.Struct, frozen=True):
     best: list[Result]
     """The fastest first; none is staler than `max_staleness`."""
     front: list[Result]
-    """No other finalist is both faster and fresher; by mean staleness."""
+    """No other finalist, nor the workload as it is, is both faster and fresher; by mean staleness."""
     tried: list[Result]
     """Everything that was simulated, with the first seed only."""
     fresh_base: Result
@@ -70,7 +70,7 @@ def plan(source: Source, seeds: Sequence[int], pool: Executor, *, max_staleness:
     best = _fastest(finalists, NUM_FINALISTS)
     fresh = [FRESH_FROM + index for index in range(len(seeds))]
     fresh_base, fresh_best = simulate(source, [Setting(), best[0].settings], fresh, pool)
-    return Plan(cap, base, best, pareto(finalists), tried, fresh_base, fresh_best)
+    return Plan(cap, base, best, pareto([*finalists, base]), tried, fresh_base, fresh_best)
 
 
 def depths(workload: Workload, cap: int) -> list[Setting]:

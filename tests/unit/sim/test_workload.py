@@ -42,7 +42,7 @@ def test_one_of_several_is_named_after_a_colon(tmp_path: Path):
     path = tmp_path / "several.json"
     path.write_text(json.dumps({"workloads": {"a": GOOD, "b": {**GOOD, "steps": 5}}}))
     assert load_workload(f"{path}:b") == ("b", msgspec.convert({**GOOD, "steps": 5}, Workload))
-    with pytest.raises(ConfigError, match="holds several workloads: write .*:NAME with one of a, b"):
+    with pytest.raises(ConfigError, match=r"holds several workloads: write .*:NAME with one of a, b"):
         load_workload(str(path))
     with pytest.raises(ConfigError, match="has no workload 'c'"):
         load_workload(f"{path}:c")
