@@ -6,11 +6,18 @@ COMMANDS: Final = {
     "kv-move": ("qwengyre.bench.kv_move:kv_move", "Moved calls: tokens computed twice, and speed against the bare carrier."),
     "weights": ("qwengyre.bench.weights:weights", "Snapshots: speed, cost to the core, torn reads."),
     "elastic": ("qwengyre.bench.elastic:elastic", "Elastic, Colocate and Async with real processes and emulated devices."),
-    "embedded": ("qwengyre.bench.embedded:embedded", "Tokens per CPU second of the embedded engine, against Hugging Face generate."),
+    "embedded": (
+        "qwengyre.bench.embedded:embedded",
+        "Tokens per CPU second of the embedded engine, against Hugging Face generate.",
+    ),
     "journal": ("qwengyre.bench.journal:journal", "Appends, reads and durable records per second of a journal."),
     "launch": ("qwengyre.bench.launch:launch", "CPU time of starting and scoring one execution, cold and warm."),
     "j-max": ("qwengyre.bench.j_max:j_max", "Time and trained tokens by the cap on trajectories, on recorded executions."),
     "memory": ("qwengyre.bench.memory:memory", "Peak memory of long rows and of large vocabularies."),
+    "simulator": (
+        "qwengyre.bench.simulator:simulator",
+        "CPU time of simulated events, up to 10,000 cells and 1,000,000 executions.",
+    ),
     "tree-training": (
         "qwengyre.bench.tree_training:tree_training",
         "One tree row against its flattened paths: CPU time, peak memory, exactness.",
