@@ -66,8 +66,8 @@ async def measure(num_executions: int, at_once: int, isolation: str) -> dict[str
 
 
 async def _executions(config: HarnessConfig, task: Task, folder: Path, num_executions: int, at_once: int) -> Cost:
-    gateway = Gateway(str(folder / "gateway.sock"), "http://127.0.0.1:1")
-    folder.mkdir()
+    gateway = Gateway(str(folder / "gateway" / "harness.sock"), "http://127.0.0.1:1")
+    (folder / "gateway").mkdir(parents=True)
     server = await asyncio.start_unix_server(lambda reader, writer: writer.close(), gateway.socket)
 
     async def one_call() -> int:

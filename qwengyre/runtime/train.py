@@ -111,7 +111,7 @@ class Run:
         launcher = await stack.enter_async_context(
             Launcher(
                 config.harness,
-                Gateway(str(private / "harness.sock"), f"http://127.0.0.1:{gateway_process.port}"),
+                Gateway(str(private / "harness" / "harness.sock"), f"http://127.0.0.1:{gateway_process.port}"),
                 work=private / "work",
                 failed=folder.workspaces,
             )
@@ -152,7 +152,7 @@ class Run:
             journal=str(self.folder.gateway_journal),
             secret_file=str(secret),
             control_socket=str(private / "control.sock"),
-            harness_socket=str(private / "harness.sock"),
+            harness_socket=str(private / "harness" / "harness.sock"),
             port=0 if self.config.harness.isolation == "none" else None,
             ready_file=str(private / "gateway.ready"),
             parent_pid=os.getpid(),

@@ -28,7 +28,7 @@ def start_cold(host: SandboxHost, gateway: Gateway, spec: ExecutionSpec, files: 
 def harness_view(host: SandboxHost, gateway: Gateway, files: HarnessFiles) -> View:
     """What the sandbox of a harness sees: its workspace and instruction, and the gateway's harness listener."""
     own = [Mount(str(files.workspace), WORKSPACE, writable=True), Mount(str(files.instruction), INSTRUCTION)]
-    return host.view([*own, *host.gateway_mounts(gateway.socket)])
+    return host.view(own, gateway.socket)
 
 
 def open_output(log: Path) -> int:

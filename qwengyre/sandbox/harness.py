@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -27,9 +28,15 @@ class Gateway(msgspec.Struct, frozen=True):
     """Where harnesses reach the gateway. No control address: a harness must not learn one."""
 
     socket: str
-    """Path of the Unix socket of the harness listener; mounted into sandboxes."""
+    """Path of the Unix socket of the harness listener, in a folder of its own, which is mounted into sandboxes."""
     url: str = ""
     """`http://127.0.0.1:PORT` of the same listener over TCP; used only with `isolation = "none"`."""
+
+    def check(self) -> None:
+        """Raises SandboxError when the folder of the socket would show more than the socket."""
+        folder, name = os.path.split(self.socket)
+        if others := sorted(set(os.listdir(folder)) - {name}):
+            raise SandboxError(f"the gateway's socket for harnesses needs a folder of its own: {folder} also holds {others[0]}")
 
 
 class ExecutionSpec(msgspec.Struct, frozen=True):

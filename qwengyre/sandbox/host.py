@@ -20,7 +20,7 @@ from qwengyre.core.errors import SandboxError
 from qwengyre.sandbox import inside
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.isolation import (
-    GATEWAY_SOCKET,
+    GATEWAY_FOLDER,
     HOME,
     INSIDE,
     RELAY_PORT,
@@ -83,12 +83,16 @@ class SandboxHost:
         home.mkdir(parents=True, exist_ok=True)
         return str(home)
 
-    def view(self, mounts: Sequence[Mount]) -> View:
-        return View(tuple(mounts), self.readable, str(self.etc), self.config.limits.scratch_mb)
+    def view(self, mounts: Sequence[Mount], gateway_socket: str = "") -> View:
+        """What a sandbox sees; with the gateway's socket, its folder and the relay to it, and nothing else of the gateway.
 
-    def gateway_mounts(self, gateway_socket: str) -> list[Mount]:
-        """The harness listener of the gateway, and the relay to it. Nothing else of the gateway is in a sandbox."""
-        return [Mount(gateway_socket, GATEWAY_SOCKET), Mount(inside.__file__, INSIDE)]
+        The folder is mounted, not the socket: a gateway that is started again makes a new socket, which running harnesses must find.
+        """
+        if gateway_socket:
+            folder, name = os.path.split(gateway_socket)
+            mounts = [*mounts, Mount(folder, GATEWAY_FOLDER), Mount(inside.__file__, INSIDE)]
+            gateway_socket = f"{GATEWAY_FOLDER}/{name}"
+        return View(tuple(mounts), self.readable, str(self.etc), self.config.limits.scratch_mb, gateway_socket=gateway_socket)
 
     def start_supervised(self, program: Program, view: View | None, cwd: str) -> Process:
         """Start a program below `inside.py`, the first process of its sandbox. No view: without isolation."""
@@ -107,7 +111,7 @@ class SandboxHost:
         plan = self.plan(program.pass_fds)
         plan["cwd"] = cwd
         plan["lifeline"] = lifeline
-        plan["relay"] = None if view is None else {"port": RELAY_PORT, "socket": GATEWAY_SOCKET}
+        plan["relay"] = {"port": RELAY_PORT, "socket": view.gateway_socket} if view else None
         plan["subreaper"] = view is None
         supervisor = [interpreter(), "-I", "-S", INSIDE if view else inside.__file__, json.dumps(plan), *program.command]
         return supervisor if view is None else [*bwrap_arguments(self.bwrap, view), *supervisor]

@@ -23,7 +23,7 @@ from qwengyre.sandbox.limits import MIB
 
 WORKSPACE: Final = "/workspace"
 HOME: Final = "/tmp/home"
-GATEWAY_SOCKET: Final = "/run/qwengyre/gateway.sock"
+GATEWAY_FOLDER: Final = "/run/qwengyre/gateway"
 INSIDE: Final = "/run/qwengyre/inside.py"
 INSTRUCTION: Final = "/run/qwengyre/instruction.md"
 TESTS: Final = "/tests"
@@ -76,6 +76,8 @@ class View(msgspec.Struct, frozen=True):
     """Host folder with the passwd, group, hosts and nsswitch.conf of sandboxes."""
     scratch_mb: int
     chdir: str = WORKSPACE
+    gateway_socket: str = ""
+    """Where in the sandbox the relay finds the gateway; empty for sandboxes without one."""
 
 
 def find_bwrap() -> str:

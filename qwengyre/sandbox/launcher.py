@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable
@@ -29,7 +28,7 @@ from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, Harne
 from qwengyre.sandbox.host import SandboxHost, log_tail
 from qwengyre.sandbox.limits import disk_usage
 from qwengyre.sandbox.warm import WarmStarter
-from qwengyre.sandbox.workspace import prepare_workspace
+from qwengyre.sandbox.workspace import move_tree, prepare_workspace, remove_tree
 
 log = logging.getLogger(__name__)
 
@@ -55,23 +54,23 @@ class Launcher:
         self.gateway = gateway
         self.work = work
         self.failed = failed
+        if config.isolation == "bwrap":
+            gateway.check()
         self.host = SandboxHost(config, work)
         self._warm = WarmStarter(self.host) if config.warm_start else None
         self._live: dict[str, tuple[Path, HarnessProcess]] = {}
         self._over_limit: dict[str, str] = {}
         self._num_kept = 0
-        self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Launcher:
         if self._warm is not None:
             await self._warm.open()
-        await self._tasks.__aenter__()
-        self._watcher = self._tasks.create_task(self._watch_disk(), name="disk watcher")
+        self._watcher = asyncio.create_task(self._watch_disk(), name="disk watcher")
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self._watcher.cancel()
-        await self._tasks.__aexit__(*error)
+        await asyncio.gather(self._watcher, return_exceptions=True)
         if self._warm is not None:
             await self._warm.close()
         self.host.close()
@@ -91,7 +90,7 @@ class Launcher:
             detail = f"harness and evaluation took more than {self.config.overall_timeout_s:g} s (harness.overall_timeout_s)"
             outcome = _unscored(End.OVERALL_TIMEOUT, Validity.DROPPED, detail)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
             raise
         self._put_away(folder, outcome)
         return msgspec.structs.replace(outcome, duration_s=time.monotonic() - started)
@@ -155,12 +154,15 @@ class Launcher:
     def _put_away(self, folder: Path, outcome: Outcome) -> None:
         if outcome.end in FAILED and self._num_kept < self.config.keep_failed and folder.exists():
             self._num_kept += 1
-            shutil.rmtree(folder / "scratch", ignore_errors=True)
-            self.failed.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(self.failed / folder.name, ignore_errors=True)
-            shutil.move(folder, self.failed / folder.name)
-        else:
-            remove_tree(folder)
+            try:
+                self.failed.mkdir(parents=True, exist_ok=True)
+                remove_tree(folder / "scratch")
+                remove_tree(self.failed / folder.name)
+                move_tree(folder, self.failed / folder.name)
+            except OSError as error:
+                raise_if_disk_full(error, self.failed)
+                log.warning("workspace_not_kept", extra={"execution": folder.name, "reason": str(error)})
+        remove_tree(folder)
 
 
 def _unscored(end: End, validity: Validity, detail: str, exit_code: int | None = None) -> Outcome:
@@ -194,16 +196,3 @@ def raise_if_disk_full(error: Exception, work: Path) -> None:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(work).free // (1024 * 1024)
         raise SandboxError(f"no space left for workspaces in {work} ({free} MB free): free some, and resume the run") from error
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a folder that a harness may have made hard to remove (folders without permissions)."""
-
-    def make_removable(function: Callable, path: str, _: object) -> None:
-        os.chmod(os.path.dirname(path), 0o700)
-        if os.path.isdir(path) and not os.path.islink(path):
-            os.chmod(path, 0o700)
-        function(path)
-
-    if folder.exists():
-        shutil.rmtree(folder, onerror=make_removable)

@@ -5,9 +5,12 @@ What a harness leaves is hostile input: links are never followed, special files 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from qwengyre.core.errors import SandboxError
@@ -111,3 +114,27 @@ def _copy_file(source: str, target: Path, found: os.stat_result, record: tuple[_
         while data := reader.read(CHUNK_BYTES):
             digest.add(data)
             writer.write(data)
+
+
+def move_tree(source: Path, target: Path) -> None:
+    """Move what a harness left, also to another file system (special files are left out then). Raises OSError."""
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _copy(os.fspath(source), target, _Digest(), _Budget(None))
+        remove_tree(source)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder that a harness may have made hard to remove (folders without permissions); fine if there is none."""
+
+    def make_removable(function: Callable, path: str, _: object) -> None:
+        os.chmod(os.path.dirname(path), 0o700)
+        if os.path.isdir(path) and not os.path.islink(path):
+            os.chmod(path, 0o700)
+        function(path)
+
+    if folder.exists():
+        shutil.rmtree(folder, onerror=make_removable)

@@ -66,17 +66,19 @@ class Kit:
 
     async def with_launcher(self, config: HarnessConfig, use: Callable[[Launcher], Awaitable[Any]]) -> Any:
         """Serve a gateway that echoes request bodies, open a launcher, and use it."""
-        socket = self.folder / "gateway.sock"
+        socket = self.folder / "gateway" / "harness.sock"
+        socket.parent.mkdir(exist_ok=True)
         socket.unlink(missing_ok=True)
-        over_unix = await asyncio.start_unix_server(self._answer, str(socket), limit=2**24)
-        over_tcp = await asyncio.start_server(self._answer, "127.0.0.1", 0, limit=2**24)
+        over_unix = await asyncio.start_unix_server(self.answer, str(socket), limit=2**24)
+        over_tcp = await asyncio.start_server(self.answer, "127.0.0.1", 0, limit=2**24)
         url = f"http://127.0.0.1:{over_tcp.sockets[0].getsockname()[1]}"
         gateway = Gateway(str(socket), url)
         launcher = Launcher(config, gateway, work=self.folder / "work", failed=self.folder / "failed")
         async with over_unix, over_tcp, launcher:
             return await use(launcher)
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send the body of one request back."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             self.requests.append(head)

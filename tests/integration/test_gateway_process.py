@@ -44,7 +44,7 @@ class Process:
             secret_file=str(folder / "secret"),
             control_socket=str(folder / "c.sock"),
             port=0,
-            harness_socket=str(folder / "h.sock"),
+            harness_socket=str(folder / "h" / "h.sock"),
             ready_file=str(folder / "ready.json"),
             parent_pid=os.getpid(),
             gateway=GatewayConfig(renderer={"name": "qwen3"}, max_context_tokens=100_000),

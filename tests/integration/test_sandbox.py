@@ -384,6 +384,40 @@ def test_thirty_executions_at_once(kit, start):
     assert len({outcome.scored_state for outcome in outcomes}) == 1 and len(kit.requests) == 30
 
 
+def test_a_gateway_that_is_started_again_is_found(kit, start):
+    code = """
+        import os, time, urllib.request
+        urllib.request.urlopen(os.environ["OPENAI_BASE_URL"])
+        open("asked", "w").close()
+        while not os.path.exists("go"): time.sleep(0.05)
+        urllib.request.urlopen(os.environ["OPENAI_BASE_URL"])
+        open("hello", "w").close()
+    """
+
+    async def use(launcher: Launcher):
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(launcher.run_execution(spec(kit.task(textwrap.dedent(code))), calls(2)))
+            while not (asked := list((kit.folder / "work").glob("e*/workspace/asked"))):
+                await asyncio.sleep(0)
+            os.unlink(launcher.gateway.socket)
+            again = await asyncio.start_unix_server(kit.answer, launcher.gateway.socket)
+            asked[0].with_name("go").touch()
+        again.close()
+        return running.result()
+
+    outcome = asyncio.run(kit.with_launcher(kit.config(start), use))
+    assert (outcome.end, outcome.score, len(kit.requests)) == (End.EXITED, 0.75, 2), outcome.detail
+
+
+def test_a_socket_beside_others_is_refused(kit):
+    async def use(launcher: Launcher):
+        (Path(launcher.gateway.socket).parent / "control.sock").touch()
+        Launcher(launcher.config, launcher.gateway, work=kit.folder / "work2", failed=kit.folder / "failed2")
+
+    with pytest.raises(SandboxError, match=r"also holds control\.sock"):
+        asyncio.run(kit.with_launcher(kit.config(), use))
+
+
 def test_a_dead_zygote_is_replaced(kit):
     async def use(launcher: Launcher):
         task = kit.task(HELLO)
@@ -430,12 +464,12 @@ def test_standard_input_and_placeholders(kit, start):
 
 def test_a_sandbox_that_cannot_be_made_is_a_failed_setup(kit, start):
     async def use(launcher: Launcher):
-        launcher.gateway = Gateway(str(kit.folder / "no such socket"))
+        launcher.gateway = Gateway(str(kit.folder / "no such folder" / "harness.sock"))
         return await launcher.run_execution(spec(kit.task(HELLO)), calls(0))
 
     outcome = asyncio.run(kit.with_launcher(kit.config(start), use))
     assert (outcome.end, outcome.validity, outcome.score) == (End.SETUP_FAILED, Validity.PLACEHOLDER, 0.0)
-    assert "no such socket" in outcome.detail
+    assert "no such folder" in outcome.detail
 
 
 def test_a_harness_that_cannot_be_started_here_is_refused(kit, monkeypatch, tmp_path):

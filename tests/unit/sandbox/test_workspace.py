@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,10 +12,9 @@ from hypothesis import strategies as st
 
 from qwengyre.core.errors import SandboxError
 from qwengyre.sandbox.config import LimitsConfig
-from qwengyre.sandbox.launcher import remove_tree
 from qwengyre.sandbox.limits import disk_usage
 from qwengyre.sandbox.task import Task
-from qwengyre.sandbox.workspace import copy_workspace, prepare_workspace
+from qwengyre.sandbox.workspace import copy_workspace, move_tree, prepare_workspace, remove_tree
 
 LIMITS = LimitsConfig(disk_mb=1, files=50)
 
@@ -126,3 +126,19 @@ def test_disk_usage_counts_blocks_and_stops_at_its_bound(tmp_path):
     assert disk_usage(folder, max_files=5).num_files == 6
     assert "limits.files" in disk_usage(folder, max_files=5).over(LimitsConfig(files=5))
     assert "limits.disk_mb" in disk_usage(build(tmp_path / "big", {"a": b"x" * 2**21}), 10).over(LimitsConfig(disk_mb=1))
+
+
+@pytest.mark.parametrize("crosses", [False, True])
+def test_a_workspace_moves_also_to_another_file_system(tmp_path, monkeypatch, crosses):
+    folder = build(tmp_path / "w", {"a/b": b"x"})
+    os.mkfifo(folder / "pipe")
+    (folder / "out").symlink_to("/etc/passwd")
+    if crosses:
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EXDEV, "another device")
+
+        monkeypatch.setattr(os, "rename", refuse)
+    move_tree(folder, tmp_path / "kept")
+    assert not folder.exists() and (tmp_path / "kept/a/b").read_bytes() == b"x"
+    assert (tmp_path / "kept/out").is_symlink() and (tmp_path / "kept/pipe").exists() != crosses
