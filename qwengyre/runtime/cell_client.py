@@ -46,10 +46,13 @@ class CellClient:
         return answer
 
     def _refusal(self, name: str, refused: api.Refused) -> errors.QwenGyreError:
-        kind = getattr(errors, refused.error, None)
-        if isinstance(kind, type) and kind.__init__ is Exception.__init__:
-            return kind(refused.message)
-        return errors.CellFailed(self.address.cell, f"{name}: {refused.error}: {refused.message}")
+        """The cell's own error again: of its type and with its message, whatever its constructor takes. The cell is well."""
+        kind = getattr(errors, refused.error, errors.QwenGyreError)
+        if kind is errors.CellFailed:
+            return errors.CellFailed(self.address.cell, f"{name}: {refused.message}")
+        error = kind.__new__(kind)
+        Exception.__init__(error, f"cell {self.address.cell}: {name}: {refused.message}")
+        return error
 
     async def close(self) -> None:
         await self._http.aclose()

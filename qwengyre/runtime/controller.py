@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from qwengyre.config.run import RunConfig
 
 log = logging.getLogger(__name__)
+MAX_LOSSES = 5
+LOSSES_WITHIN_S = 300.0
+"""A cell that is lost so often is broken: the run ends with what its log says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,9 @@ class Controller:
         self._cut: dict[GroupId, tuple[MicroStepId, ...]] = {}
         """Micro-steps of each group that no durable step has consumed."""
         self._consumed: dict[int, list[GroupId]] = {}
+        self._restarts: asyncio.TaskGroup | None = None
+        self._losses: dict[int, deque[float]] = {}
+        """When each cell was lost, the last few times."""
         self._num_dispatched = {"train": 0, "evaluation": 0}
         self.driver = Driver(stations.scheduler, stations.journal, stations.clock, self._handlers())
         self.driver.on_decided = self._on_decided
@@ -270,8 +277,22 @@ class Controller:
     def _on_cell_lost(self, cell: int) -> None:
         self.observer.say(f"cell {cell} is lost; its calls go elsewhere, its micro-steps are claimed again")
         self.post(ev.CellLost, cell=cell)
+        if self._restarts is not None:
+            self._restarts.create_task(self._replace(cell), name=f"restart cell {cell}")
+
+    async def _replace(self, cell: int) -> None:
+        """Raises CellFailed for the core when it may not come back, and for a cell that does not stay."""
+        now = self.driver.clock.now()
+        losses = self._losses.setdefault(cell, deque(maxlen=MAX_LOSSES))
+        losses.append(now)
+        if len(losses) == MAX_LOSSES and now - losses[0] < LOSSES_WITHIN_S:
+            raise CellFailed(
+                cell, f"was lost {MAX_LOSSES} times within {LOSSES_WITHIN_S:g} s; see logs/cell-{cell}.log in the run folder"
+            )
         if self.config.runtime.restart_lost_cells:
-            self._restarts.create_task(self.restart_cell(cell), name=f"restart cell {cell}")
+            await self._unless_lost(self.restart_cell(cell))
+        elif cell == CORE:
+            raise CellFailed(cell, "is lost and restart_lost_cells is off: go on with --resume")
 
     async def restart_cell(self, cell: int) -> None:
         """A new process in the rollout role, with the published weights; the core with its last durable state."""
@@ -291,11 +312,14 @@ class Controller:
         async with asyncio.TaskGroup() as self._restarts:
             if restart:
                 self._restarts.create_task(self._restart_all(restart), name="restart all cells")
-            await self.driver.run(self.pending)
+            try:
+                await self.driver.run(self.pending)
+            finally:
+                self._restarts = None
 
     async def _restart_all(self, cells: Sequence[int]) -> None:
-        await self.restart_cell(CORE)
-        await asyncio.gather(*(self.restart_cell(cell) for cell in cells if cell != CORE))
+        await self._unless_lost(self.restart_cell(CORE))
+        await asyncio.gather(*(self._unless_lost(self.restart_cell(cell)) for cell in cells if cell != CORE))
 
 
 def group_of(execution: ExecutionId) -> GroupId:

@@ -52,6 +52,8 @@ class Fleet:
         self._config, self._gateway = config, gateway
         self._epochs: dict[int, int] = {}
         self.cells: dict[int, LiveCell] = {}
+        self._retired: list[CellClient] = []
+        """Of lost lives: closed at the end, since calls may still be failing on them."""
         self.on_lost: Callable[[int], None] = lambda cell: None
 
     async def start(self, cell: int) -> None:
@@ -92,7 +94,7 @@ class Fleet:
         """Fence and kill this life; harmless for one that is no longer the present one."""
         if self.cells.get(cell) is not live:
             return
-        del self.cells[cell]
+        self._retired.append(self.cells.pop(cell).client)
         log.error("cell_lost", extra={"cell": cell, "epoch": live.spec.epoch, "reason": reason})
         live.process.kill()
         if live.watch is not None and live.watch is not asyncio.current_task():
@@ -123,7 +125,7 @@ class Fleet:
 
     async def tell_gateway(self) -> None:
         """Where all cells serve, after the gateway came back."""
-        for cell, live in self.cells.items():
+        for cell, live in list(self.cells.items()):
             await self._gateway.add_server(cell_server(cell), live.client.address.data, live.spec.token)
 
     async def engine_stats(self) -> list[EngineStats]:
@@ -139,4 +141,6 @@ class Fleet:
                 with suppress(asyncio.CancelledError):
                     await live.watch
             await live.client.close()
+        for client in self._retired:
+            await client.close()
         await asyncio.gather(*(live.process.stop() for live in lives))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from qwengyre.core.errors import QwenGyreError
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.runtime.processes import Supervised, start_process
 
@@ -27,12 +28,13 @@ class GatewayProcess:
         self.on_restarted: Callable[[], Awaitable[None]] | None = None
 
     async def start(self) -> None:
-        file = self._private / "gateway.json"
-        file.write_bytes(msgspec.json.encode(self._config))
         await self._launch()
+        # Harnesses know the port that was free then: a gateway that is started again takes the same one.
+        self._config = msgspec.structs.replace(self._config, port=self.port)
         self._watch = asyncio.create_task(self._keep_alive(), name="gateway")
 
     async def _launch(self) -> None:
+        (self._private / "gateway.json").write_bytes(msgspec.json.encode(self._config))
         ready = Path(self._config.ready_file or "")
         self._child = await start_process(
             "gateway",
@@ -49,9 +51,13 @@ class GatewayProcess:
         while True:
             code = await self._child.wait_exit()
             log.error("gateway_lost", extra={"exit_code": code})
-            await self._launch()
-            if self.on_restarted is not None:
-                await self.on_restarted()
+            try:
+                await self._launch()
+                if self.on_restarted is not None:
+                    await self.on_restarted()
+            except QwenGyreError:
+                log.exception("gateway_not_restarted")  # the controller's next order to it fails, and ends the run
+                raise
 
     async def stop(self) -> None:
         if self._watch is not None:

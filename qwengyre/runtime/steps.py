@@ -9,6 +9,7 @@ import asyncio
 import logging
 import shutil
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from qwengyre.transfer.api import Exposure
 log = logging.getLogger(__name__)
 CORE = 0
 REDUCE_TRIES = 3
+COMPUTE_TRIES = 3
 
 
 class Steps:
@@ -46,6 +48,10 @@ class Steps:
         self.poisoned: dict[int, str] = {}
         self.on_poisoned: Callable[[StepPoisoned], None] = lambda record: None
         self._regroup: asyncio.Task | None = None
+        self._collective = asyncio.Lock()
+        """Connecting and summing never overlap: members that took them in different orders would wait for each other."""
+        self._failed_with: Counter[MicroStepId] = Counter()
+        """How many cells died over a micro-step."""
         self._order: tuple[int, ...] = ()
         self._membership_epoch = 0
 
@@ -61,9 +67,10 @@ class Steps:
     async def _connect(self, order: tuple[int, ...]) -> None:
         if len(order) < 2:
             return
-        self._membership_epoch += 1
-        order_op = api.ConnectMembers(self._membership_epoch, f"127.0.0.1:{free_port()}", order)
-        await self._on_all(order, order_op, api.Done)
+        async with self._collective:
+            self._membership_epoch += 1
+            order_op = api.ConnectMembers(self._membership_epoch, f"127.0.0.1:{free_port()}", order)
+            await self._on_all(order, order_op, api.Done)
 
     async def _on_all(self, cells: Iterable[int], operation: api.Operation, expected: type) -> None:
         """One operation on several cells at once. Waits for all, then raises the first error."""
@@ -96,8 +103,19 @@ class Steps:
         except NonFiniteLoss as error:
             self._poison(command.step, micro_step, str(error))
             return None
+        except CellFailed as error:
+            self._blame(micro_step, error)
+            raise
         self.stats[command.step].append(answer.stats)
         return answer.stats
+
+    def _blame(self, micro_step: MicroStep, error: CellFailed) -> None:
+        """A micro-step that takes one cell after the other down is at fault itself. Raises TrainerError then."""
+        self._failed_with[micro_step.micro_step] += 1
+        if self._failed_with[micro_step.micro_step] >= COMPUTE_TRIES:
+            raise TrainerError(
+                f"{micro_step.micro_step} took {COMPUTE_TRIES} cells down, the last one was cell {error.cell}: {error.reason}"
+            ) from error
 
     def _poison(self, step: int, micro_step: MicroStep, reason: str) -> None:
         kept = self._folder.path / "poisoned" / f"{micro_step.micro_step}.msgpack"
@@ -113,18 +131,26 @@ class Steps:
         """
         for attempt in range(REDUCE_TRIES):
             try:
-                if len(members) > 1 and self._regroup is not None:
-                    await asyncio.shield(self._regroup)
-                await self._on_all(members, api.Reduce(step, len(members)), api.Done)
+                if len(members) > 1:
+                    await self._wait_connected()
+                async with self._collective:
+                    await self._on_all(members, api.Reduce(step, len(members)), api.Done)
                 return
-            except (TrainerError, asyncio.CancelledError) as error:
-                if isinstance(error, asyncio.CancelledError) and not self._regroup.cancelled():
-                    raise
+            except (TrainerError, CellFailed) as error:
                 log.warning("reduce_failed", extra={"step": step, "attempt": attempt, "reason": str(error)})
                 if any(cell not in self._fleet.cells for cell in members):
                     raise CellFailed(members[-1], f"was lost while step {step} closed") from None
-                self.regroup(self._order)
+                self.regroup(tuple(cell for cell in self._order if cell in self._fleet.cells))
         raise TrainerError(f"step {step}: the gradients of cells {members} could not be summed in {REDUCE_TRIES} tries")
+
+    async def _wait_connected(self) -> None:
+        """Until the newest groups stand; those that are given up for newer ones meanwhile do not count. Raises their error."""
+        while self._regroup is not None:
+            newest = self._regroup
+            await asyncio.wait([newest])
+            if newest is self._regroup:
+                newest.result()
+                return
 
     async def apply(self, step: int, num_executions: int) -> StepStats:
         """Optimizer, then a checkpoint when one is due; its step is in `checkpoint_step` afterwards."""
@@ -151,10 +177,14 @@ class Steps:
         await self._fleet.call(cell, api.EnterTraining(), api.Done)
 
     async def enter_rollout(self, cell: int, version: int) -> None:
-        assert self.published is not None and self.published_version == version, "cells return to what was published"
-        await self._fleet.call(cell, api.EnterRollout(self.published, version), api.Done)
+        """With `version`, or what was published since then (after a loss of the core the order of both may turn round)."""
+        assert self.published is not None and self.published_version >= version, "cells return to what was published"
+        given = self.published_version
+        await self._fleet.call(cell, api.EnterRollout(self.published, given), api.Done)
         if live := self._fleet.cells.get(cell):
             live.is_serving = True
+        if given != self.published_version:
+            await self.bring_published(cell)
 
     async def publish(self, version: int) -> None:
         """Expose `version` and bring it to every engine that serves. A cell that fails here is lost, not the publish."""
@@ -172,10 +202,11 @@ class Steps:
                 raise answer
 
     async def bring_published(self, cell: int) -> None:
-        """A new life of a cell serves what is published."""
-        if self.published is None:
-            return
-        await self._fleet.call(cell, api.UpdateWeights(self.published, self.published_version), api.Done)
+        """A cell that was not there at the publish serves what is published, though that may change meanwhile."""
+        given = -1
+        while self.published is not None and given != self.published_version:
+            given = self.published_version
+            await self._fleet.call(cell, api.UpdateWeights(self.published, given), api.Done)
 
     async def restore_core(self) -> int:
         """Give a new life of the core its last durable state; return the steps done in it."""

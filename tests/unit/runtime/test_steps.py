@@ -1,0 +1,295 @@
+"""The training half of the driver on cells that are fakes: what it does when cells die, groups break and publishes cross."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from qwengyre.core.errors import CellFailed, MembershipBroken, NonFiniteLoss, TrainerError
+from qwengyre.core.records import MicroStep
+from qwengyre.runtime import cell_api as api
+from qwengyre.runtime.config import RuntimeConfig
+from qwengyre.runtime.steps import COMPUTE_TRIES, REDUCE_TRIES, Steps
+from qwengyre.scheduler import commands as cmd
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.transfer.api import Exposure
+
+BROKEN = MembershipBroken(rank=0, epoch=1, num_members=2, reason="late")
+
+
+def exposure(version: int) -> Exposure:
+    return Exposure("shm", f"weights-{version}", (), version, 0, 0)
+
+
+class FakeLife:
+    is_serving = True
+
+
+class FakeFleet:
+    """Answers operations from a table of kind -> function(cell, operation); by default everything works."""
+
+    def __init__(self, num_cells: int):
+        self.cells = {cell: FakeLife() for cell in range(num_cells)}
+        self.calls: list[tuple[int, object]] = []
+        self.answers: dict[type, Callable[[int, object], Awaitable[object]]] = {}
+
+    async def call(self, cell, operation, expected, timeout_s=None):
+        if cell not in self.cells:
+            raise CellFailed(cell, "is lost")
+        self.calls.append((cell, operation))
+        answer = self.answers.get(type(operation))
+        if answer is not None:
+            return await answer(cell, operation)
+        return api.Exposed(exposure(operation.version)) if isinstance(operation, api.ExposeSnapshot) else api.Done()
+
+    def lose(self, cell: int) -> CellFailed:
+        self.cells.pop(cell, None)
+        return CellFailed(cell, "died")
+
+    def told(self, kind: type) -> list[int]:
+        return [cell for cell, operation in self.calls if isinstance(operation, kind)]
+
+
+@pytest.fixture
+def steps(tmp_path):
+    def make(num_cells: int = 3) -> tuple[Steps, FakeFleet]:
+        fleet = FakeFleet(num_cells)
+        return Steps(fleet, RunFolder(tmp_path), RuntimeConfig()), fleet
+
+    return make
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(body())
+
+
+class TestCloseStep:
+    def test_sums_over_all_members_once_their_groups_stand(self, steps):
+        async def body():
+            made, fleet = steps()
+            made.regroup((0, 1, 2))
+            await made.close_step(4, (0, 1))
+            assert fleet.told(api.ConnectMembers) == [0, 1, 2]
+            assert fleet.told(api.Reduce) == [0, 1]
+
+        run(body)
+
+    def test_groups_that_broke_are_built_again(self, steps):
+        async def body():
+            made, fleet = steps()
+            failures = [BROKEN, BROKEN]
+
+            async def reduce(cell, operation):
+                if failures:
+                    raise failures.pop()
+                return api.Done()
+
+            fleet.answers[api.Reduce] = reduce
+            made.regroup((0, 1, 2))
+            await made.close_step(4, (0, 1))
+            epochs = [op.membership_epoch for _, op in fleet.calls if isinstance(op, api.ConnectMembers)]
+            assert epochs == [1, 1, 1, 2, 2, 2]
+
+        run(body)
+
+    def test_groups_that_never_stand_end_the_run(self, steps):
+        async def body():
+            made, fleet = steps()
+
+            async def reduce(cell, operation):
+                raise BROKEN
+
+            fleet.answers[api.Reduce] = reduce
+            made.regroup((0, 1))
+            with pytest.raises(TrainerError, match=f"could not be summed in {REDUCE_TRIES} tries"):
+                await made.close_step(4, (0, 1))
+
+        run(body)
+
+    def test_lost_member_is_reported_and_not_waited_for(self, steps):
+        async def body():
+            made, fleet = steps()
+
+            async def reduce(cell, operation):
+                if cell == 1:
+                    raise fleet.lose(1)
+                raise BROKEN
+
+            fleet.answers[api.Reduce] = reduce
+            made.regroup((0, 1, 2))
+            with pytest.raises(CellFailed):
+                await made.close_step(4, (0, 1))
+
+        run(body)
+
+    def test_loss_of_a_cell_that_is_no_member_does_not_void_the_close(self, steps):
+        async def body():
+            made, fleet = steps()
+
+            async def connect(cell, operation):
+                if 2 in operation.order and cell == 2:
+                    raise fleet.lose(2)
+                return api.Done()
+
+            fleet.answers[api.ConnectMembers] = connect
+            made.regroup((0, 1, 2))
+            await made.close_step(4, (0, 1))
+            assert fleet.told(api.Reduce) == [0, 1]
+
+        run(body)
+
+    def test_new_groups_in_mid_close_are_waited_for(self, steps):
+        async def body():
+            made, fleet = steps()
+            gate = asyncio.Event()
+
+            async def connect(cell, operation):
+                if operation.membership_epoch == 1:
+                    await gate.wait()
+                return api.Done()
+
+            fleet.answers[api.ConnectMembers] = connect
+            made.regroup((0, 1, 2))
+            closing = asyncio.create_task(made.close_step(4, (0, 1)))
+            await asyncio.sleep(0)
+            made.regroup((0, 1))
+            await closing
+            assert fleet.told(api.Reduce) == [0, 1]
+
+        run(body)
+
+    def test_connecting_and_summing_never_overlap(self, steps):
+        async def body():
+            made, fleet = steps()
+            gate, connecting = asyncio.Event(), []
+
+            async def reduce(cell, operation):
+                await gate.wait()
+                assert not connecting
+                return api.Done()
+
+            async def connect(cell, operation):
+                connecting.append(cell)
+                return api.Done()
+
+            made.regroup((0, 1))
+            await made._wait_connected()
+            fleet.answers |= {api.Reduce: reduce, api.ConnectMembers: connect}
+            closing = asyncio.create_task(made.close_step(4, (0, 1)))
+            while not fleet.told(api.Reduce):
+                await asyncio.sleep(0)
+            made.regroup((0, 1, 2))
+            await asyncio.sleep(0)
+            gate.set()
+            await closing
+            await made._wait_connected()
+            assert connecting == [0, 1, 2]
+
+        run(body)
+
+
+class TestPublish:
+    def test_reaches_serving_cells_only_and_survives_one_that_dies(self, steps):
+        async def body():
+            made, fleet = steps()
+            fleet.cells[0].is_serving = False
+
+            async def update(cell, operation):
+                if cell == 1:
+                    raise fleet.lose(1)
+                return api.Done()
+
+            fleet.answers[api.UpdateWeights] = update
+            await made.publish(5)
+            assert fleet.told(api.UpdateWeights) == [1, 2]
+            assert made.published_version == 5
+
+        run(body)
+
+    def test_cell_that_returns_across_a_publish_ends_with_the_newer_weights(self, steps):
+        async def body():
+            made, fleet = steps()
+            await made.publish(5)
+            fleet.cells[2].is_serving = False
+
+            async def enter(cell, operation):
+                await made.publish(6)
+                return api.Done()
+
+            fleet.answers[api.EnterRollout] = enter
+            await made.enter_rollout(2, 5)
+            last = [op.version for cell, op in fleet.calls if cell == 2 and isinstance(op, api.UpdateWeights)][-1]
+            assert last == 6
+
+        run(body)
+
+    def test_cell_told_to_return_to_an_older_version_gets_what_is_published(self, steps):
+        async def body():
+            made, fleet = steps()
+            await made.publish(6)
+            await made.enter_rollout(2, 5)
+            (entered,) = [op for _, op in fleet.calls if isinstance(op, api.EnterRollout)]
+            assert entered.version == 6
+
+        run(body)
+
+    def test_new_life_is_brought_to_what_is_published_by_then(self, steps):
+        async def body():
+            made, fleet = steps()
+            await made.publish(5)
+            versions = []
+
+            async def update(cell, operation):
+                versions.append(operation.version)
+                made.published, made.published_version = exposure(6), 6
+                return api.Done()
+
+            fleet.answers[api.UpdateWeights] = update
+            await made.bring_published(1)
+            assert versions == [5, 6]
+
+        run(body)
+
+
+class TestCompute:
+    command = cmd.Compute(ticket=1, cell=1, step=4, micro_step="m0")
+
+    def prepared(self, steps):
+        made, fleet = steps()
+        made.micro_steps["m0"] = MicroStep("m0", -1, (), 0)
+        made.stats[4] = []
+        return made, fleet
+
+    def test_loss_that_is_not_finite_poisons_the_step_and_keeps_its_data(self, steps):
+        async def body():
+            made, fleet = self.prepared(steps)
+
+            async def compute(cell, operation):
+                raise NonFiniteLoss("tiny", execution="e000000-0", path=0, what="loss is nan")
+
+            fleet.answers[api.Compute] = compute
+            reports = []
+            made.on_poisoned = reports.append
+            assert await made.compute(self.command) is None
+            assert "loss is nan" in reports[0].reason
+            assert reports[0].kept_in.endswith("m0.msgpack")
+
+        run(body)
+
+    def test_micro_step_that_takes_one_cell_after_the_other_down_ends_the_run(self, steps):
+        async def body():
+            made, fleet = self.prepared(steps)
+
+            async def compute(cell, operation):
+                raise CellFailed(cell, "died")
+
+            fleet.answers[api.Compute] = compute
+            for _ in range(COMPUTE_TRIES - 1):
+                with pytest.raises(CellFailed):
+                    await made.compute(self.command)
+            with pytest.raises(TrainerError, match="m0 took 3 cells down"):
+                await made.compute(self.command)
+
+        run(body)
