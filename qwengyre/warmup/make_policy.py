@@ -15,7 +15,7 @@ from qwengyre.core.errors import PolicyCannotCopy
 from qwengyre.warmup.config import WarmupConfig
 from qwengyre.warmup.demonstrations import Demonstration, demonstrate
 from qwengyre.warmup.rows import RowBuilder
-from qwengyre.warmup.tokenizer import is_copied, learn_tokenizer
+from qwengyre.warmup.tokenizer import is_copied, is_decided, learn_tokenizer
 from qwengyre.warmup.training import batches, copy_accuracy, fit, new_model
 
 NUM_FOR_TOKENIZER = 200
@@ -36,7 +36,9 @@ def make_policy(config: WarmupConfig, seed: int, folder: Path, progress: Callabl
     held_back = list(itertools.chain.from_iterable(rows[:NUM_HELD_BACK]))
     learned = list(itertools.chain.from_iterable(rows[NUM_HELD_BACK:]))
     model = new_model(config, tokenizer, seed)
-    fit(model, batches(learned, config.tokens_per_batch, np.random.default_rng([seed, 4])), config, _reporter(progress))
+    updates = batches(learned, config.tokens_per_batch, np.random.default_rng([seed, 4]))
+    weight_V = torch.from_numpy(np.where(is_decided(tokenizer), config.emphasis, 1.0).astype(np.float32))
+    fit(model, updates, weight_V, config, _reporter(progress))
     accuracy = copy_accuracy(model, held_back, is_copied(tokenizer))
     progress(f"warm-up: copies {accuracy:.1%} of names and numbers right")
     if accuracy < config.min_copy_accuracy:

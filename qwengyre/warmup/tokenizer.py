@@ -1,8 +1,9 @@
 """A small tokenizer learned from demonstrations: bytes, Qwen3's special tokens, and whole phrases.
 
-What varies (names, operators, numbers) is a token of its own; the text between is cut there, and every piece that occurs often
-is one token, however many words it has (superword tokens, as in SuperBPE, arXiv 2503.13423). So a system prompt with its
-tool specifications is a handful of tokens, and a tool call about a dozen. Any other text falls back to bytes.
+What varies (names, operators, numbers) is a token of its own, and so is every word that the model has to say. The template, the
+system prompts and the tool specifications are cut only there, and a piece that occurs often is one token however many words it
+has (superword tokens, as in SuperBPE, arXiv 2503.13423): a whole system prompt is a handful of tokens. Any other text falls
+back to bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _ATOM = re.compile(
     r"|(?<=return x )(?:" + "|".join(map(re.escape, _SYMBOLS)) + r")"
     r"|(?<!\w)[a-z](?=\.py|\(x\)))"
 )
+_WORD = re.compile(r"\w+\s*|[^\w\s]+\s*|\s+")
 
 
 def learn_tokenizer(demonstrations: Iterable[Demonstration]) -> PreTrainedTokenizerFast:
@@ -42,7 +44,9 @@ def learn_tokenizer(demonstrations: Iterable[Demonstration]) -> PreTrainedTokeni
         builder.build(demonstration)
     pieces: Counter[str] = Counter()
     for text, count in builder.texts.items():
-        pieces.update({piece: count for piece in _ATOM.split(text) if piece})
+        is_said = text in builder.said
+        for piece in filter(None, _ATOM.split(text)):
+            pieces.update({part: count for part in (_WORD.findall(piece) if is_said else [piece])})
     phrases = [piece for piece, count in pieces.items() if count >= MIN_OCCURRENCES]
     return _wrap(_byte_tokenizer([*sorted(phrases), *map(str, range(NUM_NUMBERS))]))
 
@@ -51,6 +55,12 @@ def is_copied(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """By token id, whether it is a name or a number: in a tool call the model can only have copied it from its context."""
     tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     return np.array([token.isdigit() or token in NAMES for token in tokens])
+
+
+def is_decided(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """By token id, whether it is a name, a number or an operator: all that tells one tool call from another."""
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    return is_copied(tokenizer) | np.isin(tokens, list(OPERATORS.values()))
 
 
 def _byte_tokenizer(phrases: Sequence[str] = ()) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Supervised learning of the demonstrations. `B` rows, `T` tokens of the longest row of a batch."""
+"""Supervised learning of the demonstrations. `B` rows, `T` tokens of the longest row of a batch, `V` token ids."""
 
 from __future__ import annotations
 
@@ -52,17 +52,23 @@ def batches(rows: Sequence[Row], tokens_per_batch: int, rng: np.random.Generator
 def fit(
     model: Qwen3ForCausalLM,
     updates: Sequence[Sequence[Row]],
+    weight_V: torch.Tensor,
     config: WarmupConfig,
     progress: Callable[[int, int, float], None],
 ) -> None:
-    """One AdamW update per batch of `updates`, in order; `progress(done, total, loss)` after each."""
+    """One AdamW update per batch of `updates`, in order; `progress(done, total, loss)` after each.
+
+    The loss is the mean over the learned tokens, weighted by token id with `weight_V`.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
     for index, rows in enumerate(updates):
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * _schedule(index / len(updates))
         token_ids_BT, targets_BT = _pad(rows, model.config.pad_token_id)
         logits = model(input_ids=token_ids_BT, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets_BT[:, 1:].flatten(), ignore_index=IGNORED)
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), targets_BT[:, 1:].flatten(), weight=weight_V, ignore_index=IGNORED
+        )
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -13,6 +13,8 @@ from qwengyre.warmup.training import batches, copy_accuracy, fit, new_model
 
 CONFIG = WarmupConfig(hidden_size=32, num_heads=2, num_kv_heads=1, learning_rate=1e-2)
 
+EVEN = torch.ones(len(learn_tokenizer([])))
+
 
 def row(*token_ids: int, learned_from: int = 0) -> Row:
     return Row(np.array(token_ids, np.int32), np.arange(len(token_ids)) >= learned_from)
@@ -44,7 +46,7 @@ def test_the_same_seed_gives_the_same_first_weights_and_another_seed_others():
 def test_fitting_lowers_the_loss_and_learns_only_what_is_to_be_learned(model):
     rows = [row(5, 6, 7, 8, learned_from=2)] * 4
     losses = []
-    fit(model, [rows] * 20, CONFIG, lambda done, total, loss: losses.append(loss))
+    fit(model, [rows] * 20, EVEN, CONFIG, lambda done, total, loss: losses.append(loss))
     assert losses[-1] < 0.1 * losses[0] and len(losses) == 20
     logits = model(input_ids=torch.tensor([[5, 6, 7]])).logits[0]
     assert logits[1].argmax() == 7 and logits[2].argmax() == 8
@@ -54,16 +56,26 @@ def test_fitting_lowers_the_loss_and_learns_only_what_is_to_be_learned(model):
 def test_padding_changes_nothing(model):
     rows = [row(5, 6, 7), row(5, 6, 7, 8, 9, 10)]
     alone, padded = [], []
-    fit(new_model(CONFIG, learn_tokenizer([]), 0), [[rows[0]]], CONFIG, lambda *report: alone.append(report[2]))
-    fit(new_model(CONFIG, learn_tokenizer([]), 0), [rows], CONFIG, lambda *report: padded.append(report[2]))
+    fit(new_model(CONFIG, learn_tokenizer([]), 0), [[rows[0]]], EVEN, CONFIG, lambda *report: alone.append(report[2]))
+    fit(new_model(CONFIG, learn_tokenizer([]), 0), [rows], EVEN, CONFIG, lambda *report: padded.append(report[2]))
     longer = []
-    fit(new_model(CONFIG, learn_tokenizer([]), 0), [[rows[1]]], CONFIG, lambda *report: longer.append(report[2]))
+    fit(new_model(CONFIG, learn_tokenizer([]), 0), [[rows[1]]], EVEN, CONFIG, lambda *report: longer.append(report[2]))
     assert padded[0] == pytest.approx((2 * alone[0] + 5 * longer[0]) / 7, rel=1e-4)
+
+
+def test_a_weighted_token_counts_that_much_more_in_the_loss():
+    rows, weight_V, losses = [row(5, 6, 7)], EVEN.clone(), []
+    weight_V[7] = 3.0
+    for weights in (EVEN, weight_V):
+        fit(new_model(CONFIG, learn_tokenizer([]), 0), [rows], weights, CONFIG, lambda *report: losses.append(report[2]))
+    logits = new_model(CONFIG, learn_tokenizer([]), 0)(input_ids=torch.tensor([[5, 6]])).logits[0].log_softmax(-1)
+    six, seven = -float(logits[0, 6].detach()), -float(logits[1, 7].detach())
+    assert losses == pytest.approx([(six + seven) / 2, (six + 3 * seven) / 4], rel=1e-5)
 
 
 def test_copy_accuracy_counts_copied_tokens_only(model):
     rows = [row(5, 6, 7, 8, learned_from=2)]
-    fit(model, [rows] * 30, CONFIG, lambda *report: None)
+    fit(model, [rows] * 30, EVEN, CONFIG, lambda *report: None)
     is_copied = np.zeros(model.config.vocab_size, bool)
     is_copied[[6, 8]] = True
     assert copy_accuracy(model, rows, is_copied) == 1.0
