@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qwengyre.buffer.groups import Group, GroupBuffer
 from qwengyre.core.ids import GroupId
-from qwengyre.scheduler.cells import Cell, Cells, CellState
+from qwengyre.scheduler.cells import Cell, Cells
 from qwengyre.scheduler.commands import Command
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.placement import Placement
