@@ -61,7 +61,7 @@ class Observer:
         self._groups_done = 0
         self._recomputed_at_publish: dict[tuple[int, int], int] = {}
         self._recomputed_before = (self.summary.tokens_recomputed_at_publish, self.summary.tokens_recomputed_after_move)
-        self._busy_before = (1.0 - self.summary.idle_share) * self.summary.minutes * 60 * config.scheduler.num_cells
+        self._busy_before = (1.0 - self.summary.idle_share) * self.summary.minutes * 60 * num_serving(config)
         self.doing = "starting"
         self._restore()
 
@@ -186,6 +186,7 @@ class Observer:
         self._trajectories[1] += trajectories
         tokens = max(1, sum(s.tokens_trained for s in computed))
         rewards = [one.outcome.score for one in done if one.outcome.validity is not Validity.DROPPED]
+        del self._rewards[step:], self._step_ends[step:]  # a step that is done again counts once
         self._rewards.append(mean(rewards))
         self._step_ends.append(now)
         self._work.add(0, applied.seconds)
@@ -243,7 +244,7 @@ class Observer:
         summary, elapsed = self.summary, self._now()
         summary.minutes = elapsed / 60
         summary.peak_rss_gb = max(summary.peak_rss_gb, self._memory.peak_bytes / GB)
-        num_cells = self._config.scheduler.num_cells
+        num_cells = num_serving(self._config)
         busy = self._busy_before + sum(self._work.busy_s.values())
         summary.idle_share = min(1.0, max(0.0, 1.0 - busy / (num_cells * elapsed))) if elapsed > 0 else 0.0
         write_summary(self._folder.summary, summary)
@@ -331,6 +332,11 @@ COUNTS = (
     "executions_finished",
     "executions_lost",
 )
+
+
+def num_serving(config: RunConfig) -> int:
+    """Cells and standalone engines: whose time may be idle."""
+    return config.scheduler.num_cells + config.scheduler.num_standalone
 
 
 def mean(values: Sequence[float]) -> float:
