@@ -33,3 +33,12 @@ def cell_server(cell: int) -> ServerId:
 
 def standalone_server(index: int) -> ServerId:
     return ServerId(f"standalone-{index}")
+
+
+def numbered_server(number: int, num_cells: int) -> ServerId:
+    """Processes that serve are numbered on: the cells first, then the standalone engines.
+
+    >>> numbered_server(2, num_cells=3), numbered_server(3, num_cells=3)
+    ('cell-2', 'standalone-0')
+    """
+    return cell_server(number) if number < num_cells else standalone_server(number - num_cells)

@@ -60,6 +60,8 @@ class CellSpec(msgspec.Struct, frozen=True):
     engine: EngineConfig
     trainer: TrainerConfig
     collective_timeout_s: float
+    has_trainer: bool
+    """False for a standalone engine: it only ever serves."""
     ready_file: str
     """Where the cell writes its `CellAddress` when it serves."""
 
@@ -80,7 +82,8 @@ class Cell:
 
         self.spec = spec
         self.carrier = ShmCarrier(spec.segment_prefix)
-        self.stations = build_stations(Path(spec.model_dir), spec.engine, spec.trainer, self.carrier, spec.threads)
+        trainer = spec.trainer if spec.has_trainer else None
+        self.stations = build_stations(Path(spec.model_dir), spec.engine, trainer, self.carrier, spec.threads)
         self.engine: Engine = self.stations.engine
         self.trainer = self.stations.trainer
         self.trainer.offload()

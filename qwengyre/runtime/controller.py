@@ -275,8 +275,13 @@ class Controller:
     # ------------------------------------------------------------------ losses
 
     def _on_cell_lost(self, cell: int) -> None:
-        self.observer.say(f"cell {cell} is lost; its calls go elsewhere, its micro-steps are claimed again")
-        self.post(ev.CellLost, cell=cell)
+        """`cell` also numbers the standalone engines, behind the cells."""
+        self.observer.say(f"{self.fleet.server(cell)} is lost; its calls go elsewhere, its micro-steps are claimed again")
+        standalone = cell - self.config.scheduler.num_cells
+        if standalone < 0:
+            self.post(ev.CellLost, cell=cell)
+        else:
+            self.post(ev.StandaloneLost, index=standalone)
         if self._restarts is not None:
             self._restarts.create_task(self._replace(cell), name=f"restart cell {cell}")
 
@@ -287,7 +292,8 @@ class Controller:
         losses.append(now)
         if len(losses) == MAX_LOSSES and now - losses[0] < LOSSES_WITHIN_S:
             raise CellFailed(
-                cell, f"was lost {MAX_LOSSES} times within {LOSSES_WITHIN_S:g} s; see logs/cell-{cell}.log in the run folder"
+                cell,
+                f"was lost {MAX_LOSSES} times within {LOSSES_WITHIN_S:g} s; see logs/{self.fleet.server(cell)}.log in the run folder",
             )
         if self.config.runtime.restart_lost_cells:
             await self._unless_lost(self.restart_cell(cell))
@@ -296,11 +302,15 @@ class Controller:
 
     async def restart_cell(self, cell: int) -> None:
         """A new process in the rollout role, with the published weights; the core with its last durable state."""
-        await self.gateway.remove_server(cell_server(cell))
+        await self.gateway.remove_server(self.fleet.server(cell))
         await self.fleet.start(cell)
         step = await self.steps.restore_core() if cell == CORE else None
         await self.steps.bring_published(cell)
-        self.post(ev.CellReturned, cell=cell, step=step)
+        standalone = cell - self.config.scheduler.num_cells
+        if standalone < 0:
+            self.post(ev.CellReturned, cell=cell, step=step)
+        else:
+            self.post(ev.StandaloneReturned, index=standalone)
 
     async def gateway_restarted(self) -> None:
         self.observer.say("the gateway is back; clients that were cut off retry and go on")

@@ -42,10 +42,6 @@ class Driver:
         """Something happened now."""
         self._events.put_nowait(kind(at=self.clock.now(), **fields))
 
-    def repost(self, event: Event) -> None:
-        """Something that happened before this life, with the time it has already."""
-        self._events.put_nowait(event)
-
     async def run(self, pending: Sequence[Command] = ()) -> None:
         """Until the scheduler says FinishRun. The first error of any command ends the run and is raised.
 
@@ -54,7 +50,7 @@ class Driver:
         async with asyncio.TaskGroup() as tasks:
             for command in pending:
                 self.start(command, tasks)
-            finished = False
+            finished = any(isinstance(command, FinishRun) for command in pending)
             while not finished:
                 event = await self._events.get()
                 for command in self.decide(event):

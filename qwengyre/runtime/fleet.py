@@ -1,4 +1,7 @@
-"""The cells as processes: started, watched, restarted. Says who is lost and who is back; decides nothing."""
+"""The cells as processes: started, watched, restarted. Says who is lost and who is back; decides nothing.
+
+Standalone engines are processes of the same kind without a trainer, numbered on behind the cells.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from qwengyre.core.errors import CellFailed
-from qwengyre.core.ids import cell_server
+from qwengyre.core.ids import ServerId, numbered_server
 from qwengyre.engines.api import EngineStats
 from qwengyre.runtime import cell_api as api
 from qwengyre.runtime.cell import CellAddress, CellSpec
@@ -38,7 +41,7 @@ class LiveCell:
 
 
 class Fleet:
-    """All cells of a run. `on_lost(cell)` is called once per life that ends unasked."""
+    """All cells and standalone engines of a run. `on_lost(number)` is called once per life that ends unasked."""
 
     def __init__(
         self,
@@ -47,7 +50,9 @@ class Fleet:
         logs: Path,
         config: RuntimeConfig,
         gateway: GatewayClient,
+        num_cells: int,
     ) -> None:
+        self._num_cells = num_cells
         self._make_spec, self._private, self._logs = make_spec, private, logs
         self._config, self._gateway = config, gateway
         self._epochs: dict[int, int] = {}
@@ -56,19 +61,22 @@ class Fleet:
         """Of lost lives: closed at the end, since calls may still be failing on them."""
         self.on_lost: Callable[[int], None] = lambda cell: None
 
+    def server(self, number: int) -> ServerId:
+        return numbered_server(number, self._num_cells)
+
     async def start(self, cell: int) -> None:
         """Start a life of `cell` and tell the gateway where it serves. Raises ProcessFailed."""
         epoch = self._epochs.get(cell, -1) + 1
         self._epochs[cell] = epoch
         spec = self._make_spec(cell, epoch)
-        spec_file = self._private / f"cell-{cell}.json"
+        spec_file = self._private / f"{self.server(cell)}.json"
         spec_file.touch(mode=0o600)
         spec_file.write_bytes(msgspec.json.encode(spec))
         process = await start_process(
-            f"cell {cell}",
+            self.server(cell),
             "qwengyre.runtime.cell",
             [str(spec_file)],
-            self._logs / f"cell-{cell}.log",
+            self._logs / f"{self.server(cell)}.log",
             Path(spec.ready_file),
             env={"OMP_NUM_THREADS": str(spec.threads), "MKL_NUM_THREADS": str(spec.threads)},
             timeout_s=self._config.start_timeout_s,
@@ -76,7 +84,7 @@ class Fleet:
         address = msgspec.json.decode(Path(spec.ready_file).read_bytes(), type=CellAddress)
         live = LiveCell(spec, process, CellClient(address, spec.token))
         self.cells[cell] = live
-        await self._gateway.add_server(cell_server(cell), address.data, spec.token)
+        await self._gateway.add_server(self.server(cell), address.data, spec.token)
         live.watch = asyncio.create_task(self._watch(cell, live), name=f"watch cell {cell}")
 
     async def call(self, cell: int, operation: api.Operation, expected: type[Reply], timeout_s: float | None = None) -> Reply:
@@ -126,7 +134,7 @@ class Fleet:
     async def tell_gateway(self) -> None:
         """Where all cells serve, after the gateway came back."""
         for cell, live in list(self.cells.items()):
-            await self._gateway.add_server(cell_server(cell), live.client.address.data, live.spec.token)
+            await self._gateway.add_server(self.server(cell), live.client.address.data, live.spec.token)
 
     async def engine_stats(self) -> list[EngineStats]:
         """Of the present lives, at this moment."""

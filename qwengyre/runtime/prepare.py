@@ -31,11 +31,6 @@ class Prepared(msgspec.Struct, frozen=True):
 
 def prepare(config: RunConfig, progress: Callable[[str], None]) -> Prepared:
     """Load or generate tasks, load or warm up the policy. Raises ConfigError for what a user must mend."""
-    if config.scheduler.num_standalone:
-        raise ConfigError(
-            "the local launcher starts cells only so far; standalone engines run in `qwengyre simulate`: set it to 0",
-            key="scheduler.num_standalone",
-        )
     train, held_out = _tasks(config)
     order = TrainingOrder([task.name for task in train], config.runtime.seed)
     evaluation = EvaluationPlan(

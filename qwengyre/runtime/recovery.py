@@ -36,6 +36,7 @@ class Recovered:
         lost: list[ev.Event] = [
             ev.CellLost(at=self.at, cell=cell.cell) for cell in state.cells.all if cell.state is not CellState.LOST
         ]
+        lost += [ev.StandaloneLost(at=self.at, index=index) for index, alive in enumerate(state.standalone_alive) if alive]
         for live in state.placement.live.values():
             if live.server is None and live.execution not in state.placement.held:
                 continue
@@ -58,9 +59,9 @@ def recover(path: Path, config: SchedulerConfig) -> Recovered:
                 recovered.done[record.execution] = record
             case Decided():
                 _check(path, position, commands, record)
-                _note(recovered, record)
             case ev.Event():
                 commands = recovered.scheduler.handle(record)
+                _note(recovered, commands)
                 recovered.at = record.at
                 recovered.has_started = True
     return recovered
@@ -75,8 +76,9 @@ def _check(path: Path, position: int, commands: list[Command], decided: Decided)
         )
 
 
-def _note(recovered: Recovered, decided: Decided) -> None:
-    for command in decided.commands:
+def _note(recovered: Recovered, commands: list[Command]) -> None:
+    """What was decided counts, whether or not the kill left time to journal the decision."""
+    for command in commands:
         match command:
             case Dispatch():
                 recovered.dispatches.append(command)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from qwengyre.core.errors import ConfigError
+from qwengyre.core.errors import ConfigError, TrainerError
 from qwengyre.engines.api import Engine
 from qwengyre.engines.config import EngineConfig
 from qwengyre.trainer.config import TrainerConfig
@@ -20,33 +20,54 @@ if TYPE_CHECKING:
 
 class Stations(NamedTuple):
     engine: Engine
-    trainer: Trainer | PacedTrainer
+    trainer: Trainer | PacedTrainer | NoTrainer
     connect_members: Callable[[int, int, str, int, float], Members | PacedMembers]
     """(rank, world, store address, membership epoch, timeout in seconds)"""
     publishable: Callable[[], dict[str, Any]]
     """The arrays of a publish."""
 
 
-def build_stations(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig, carrier: Carrier, threads: int) -> Stations:
-    """Raises ConfigError for a kind of engine that no cell can have."""
+class NoTrainer:
+    """What a standalone engine has in place of a trainer: any work for it is refused."""
+
+    def offload(self) -> None:
+        """There is nothing to give back."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise TrainerError(f"a standalone engine has no trainer: {name} belongs to a cell")
+
+
+def build_stations(
+    model_dir: Path, engine: EngineConfig, trainer: TrainerConfig | None, carrier: Carrier, threads: int
+) -> Stations:
+    """Without `trainer`, a standalone engine. Raises ConfigError for a kind of engine that no cell can have."""
     match engine.engine:
         case "embedded":
             return _embedded(model_dir, engine, trainer, carrier, threads)
         case "paced":
-            return _paced(model_dir, engine, carrier)
+            paced = _paced(model_dir, engine, carrier)
+            return paced if trainer is not None else _serving_only(paced.engine)
     raise ConfigError(f"a cell cannot have the engine {engine.engine!r}", key="engine.engine")
 
 
-def _embedded(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig, carrier: Carrier, threads: int) -> Stations:
+def _embedded(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig | None, carrier: Carrier, threads: int) -> Stations:
     import torch
 
     from qwengyre.engines.embedded import EmbeddedEngine
+
+    torch.set_num_threads(threads)
+    if trainer is None:
+        return _serving_only(EmbeddedEngine(model_dir, carrier, engine))
     from qwengyre.trainer.members import Members
     from qwengyre.trainer.trainer import Trainer
 
-    torch.set_num_threads(threads)
     made = Trainer(model_dir, trainer, carrier)
     return Stations(EmbeddedEngine(model_dir, carrier, engine), made, Members.connect, made.flat.arrays)
+
+
+def _serving_only(engine: Engine) -> Stations:
+    none = NoTrainer()
+    return Stations(engine, none, lambda *_: none.connect_members, lambda: none.publishable)
 
 
 def _paced(model_dir: Path, engine: EngineConfig, carrier: Carrier) -> Stations:

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from qwengyre.config.run import RunConfig
+from qwengyre.core.ids import ExecutionId
 from qwengyre.core.records import MicroStep
 from qwengyre.dashboard.live import Screen, outcome_table
 from qwengyre.dashboard.report import write_report
@@ -36,7 +38,9 @@ from qwengyre.runtime.steps import CORE, Steps
 from qwengyre.sandbox.harness import Gateway
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.preflight import check_harness
+from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
+from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.records import AuditReport
@@ -106,7 +110,7 @@ class Run:
         stack.push_async_callback(gateway_process.stop)
         gateway = GatewayClient(private / "control.sock", config.runtime.operation_timeout_s)
         stack.push_async_callback(gateway.aclose)
-        fleet = Fleet(self._cell_spec_in(private), private, folder.logs, config.runtime, gateway)
+        fleet = Fleet(self._cell_spec_in(private), private, folder.logs, config.runtime, gateway, config.scheduler.num_cells)
         stack.push_async_callback(fleet.stop)
         launcher = await stack.enter_async_context(
             Launcher(
@@ -174,6 +178,7 @@ class Run:
                 engine=config.engine,
                 trainer=config.trainer,
                 collective_timeout_s=config.runtime.collective_timeout_s,
+                has_trainer=cell < config.scheduler.num_cells,
                 ready_file=str(private / f"cell-{cell}.ready"),
             )
 
@@ -182,10 +187,10 @@ class Run:
     # ------------------------------------------------------------------ the run itself
 
     async def _drive(self, controller: Controller) -> None:
-        num_cells = self.config.scheduler.num_cells
+        num_processes = self.config.scheduler.num_cells + self.config.scheduler.num_standalone
         self.observer.doing = "starting cells"
         if not self.recovered.has_started:
-            await asyncio.gather(*(controller.fleet.start(cell) for cell in range(num_cells)))
+            await asyncio.gather(*(controller.fleet.start(cell) for cell in range(num_processes)))
             await controller.steps.checkpoint(0, controller.driver.journal.position)
             self.observer.began(resumed=False, kept=0, redispatched=0)
             controller.post(ev.RunStarted)
@@ -202,14 +207,13 @@ class Run:
         self.observer.recount(self.recovered.done.values())
         events = self.recovered.events_of_the_stop()
         lost = sum(isinstance(event, ev.ExecutionLost) for event in events)
-        for event in events:
-            controller.driver.repost(event)
         self.observer.began(resumed=True, kept=len(self.recovered.done), redispatched=lost)
         controller.steps.published_version = self.recovered.scheduler.state.version
         controller.executions.outcomes.update({execution: done.outcome for execution, done in self.recovered.done.items()})
         await self._prepare_again(controller)
+        controller.pending = commands_of_the_stop([controller.driver.decide(event) for event in events], self.recovered.scheduler)
         self.observer.doing = "training"
-        await controller.run(restart=range(self.config.scheduler.num_cells))
+        await controller.run(restart=range(self.config.scheduler.num_cells + self.config.scheduler.num_standalone))
 
     async def _prepare_again(self, controller: Controller) -> None:
         """Cut the micro-steps of groups again that were ready and that no durable step has consumed."""
@@ -221,8 +225,6 @@ class Run:
             is_consumed = self.recovered.taken.get(plan.group, state.steps_done) < state.durable_step
             if plan.kind == "train" and is_complete and not is_consumed:
                 await controller.cut_micro_steps(plan.group)
-        for command in self.recovered.scheduler.awaited():
-            controller.pending.append(command)
 
     async def _audit(self, controller: Controller) -> None:
         """Compare what engines recorded with a trainer's forward, for everything that was trained, over all lives."""
@@ -243,6 +245,27 @@ class Run:
     def _report(self) -> None:
         write_report(self.folder)
         self.screen.console.print(outcome_table(self.observer.summary, self.folder.report))
+
+
+def commands_of_the_stop(decided: Sequence[Sequence[cmd.Command]], scheduler: Scheduler) -> list[cmd.Command]:
+    """What to start after the scheduler has heard, event by event, that every cell is lost.
+
+    Commands to a cell were void with the next loss. Of several routes of one execution the last holds. A run that had finished
+    finishes again: it was stopped before its report.
+    """
+    routes: dict[ExecutionId, cmd.Command] = {}
+    others: list[cmd.Command] = []
+    for command in (command for commands in decided for command in commands):
+        match command:
+            case cmd.Route() | cmd.Hold():
+                routes[command.execution] = command
+            case cmd.PrepareGroup():
+                pass  # among those awaited
+            case _ if "ticket" not in command.__struct_fields__:
+                others.append(command)
+    if scheduler.state.is_finished:
+        others.append(cmd.FinishRun(scheduler.state.steps_done))
+    return [*routes.values(), *others, *scheduler.awaited()]
 
 
 def keep_tokenizer(model_dir: Path, folder: RunFolder) -> None:

@@ -42,11 +42,16 @@ WORKLOAD = Workload(
     move_stall_s=0,
 )
 HOURS_GN = np.array([[2.89, 1.14], [1.38, 1.68], [1.89, 2.64], [2.70, 1.09]])
-PACE = {"elastic": PacedSettings(seconds_per_hour=2.0, lead_s=0.1), "colocate": PacedSettings(seconds_per_hour=0.7, lead_s=0.1)}
+FAST, SLOW = PacedSettings(seconds_per_hour=0.7, lead_s=0.1), PacedSettings(seconds_per_hour=2.0, lead_s=0.1)
+CASES = {
+    "elastic": (Setting(policy="elastic"), SLOW),
+    "colocate": (Setting(policy="colocate"), FAST),
+    "standalone": (Setting(policy="colocate-standalone", standalone_nodes=1), FAST),
+}
 
 SWITCHES = (cmd.Drain, cmd.SwitchToTraining, cmd.JoinStep, cmd.ReturnToRollout)
 STEPS = (cmd.OpenStep, cmd.TakeGroup, cmd.CloseStep, cmd.RunOptimizer, cmd.Publish, cmd.FinishRun)
-ROLLOUT = (cmd.Dispatch, cmd.Start, cmd.PrepareGroup)
+ROLLOUT = (cmd.Dispatch, cmd.Start)
 
 
 def told(commands: list[cmd.Command], kinds: tuple[type, ...]) -> list[tuple]:
@@ -58,8 +63,8 @@ def told(commands: list[cmd.Command], kinds: tuple[type, ...]) -> list[tuple]:
     ]
 
 
-def simulated(durations: Durations, policy: str) -> list[cmd.Command]:
-    config, pool = build(WORKLOAD, Setting(policy=policy))
+def simulated(durations: Durations, setting: Setting) -> list[cmd.Command]:
+    config, pool = build(WORKLOAD, setting)
     driver, commands = SimDriver(WORKLOAD, config, pool, durations), []
     handle = driver.scheduler.handle
 
@@ -74,12 +79,13 @@ def simulated(durations: Durations, policy: str) -> list[cmd.Command]:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("policy", ["elastic", "colocate"])
-def test_real_processes_are_told_what_the_simulated_ones_are(policy, tmp_path):
+@pytest.mark.parametrize("case", CASES)
+def test_real_processes_are_told_what_the_simulated_ones_are(case, tmp_path):
+    setting, pace = CASES[case]
     durations = Durations(HOURS_GN * 3600, Durations.draw(WORKLOAD, 0).train_GN, WORKLOAD.micro_steps_per_group)
-    config, pool = build(WORKLOAD, Setting(policy=policy))
-    expected = simulated(durations, policy)
-    paced = run_paced("twin", config, make_plan(WORKLOAD, durations, pool, PACE[policy]), tmp_path / "twin")
+    config, pool = build(WORKLOAD, setting)
+    expected = simulated(durations, setting)
+    paced = run_paced("twin", config, make_plan(WORKLOAD, durations, pool, pace), tmp_path / "twin")
     records = read(RunFolder(paced.folder).controller_journal, ControllerRecord)
     real = [command for _, record in records if isinstance(record, Decided) for command in record.commands]
     for kinds in (SWITCHES, STEPS, ROLLOUT):
