@@ -16,6 +16,9 @@ from qwengyre.gateway.records import Asked, Ended, Sampled
 from qwengyre.trajectory.records import BranchCause, CallEvent, CallFinished, CallStarted, TokensSampled
 
 TOKEN_BYTES = TOKEN.itemsize
+REMEMBER_FROM = 16
+"""A row that takes more steps than this to put together is kept for a while."""
+RECENT_ROWS = 4
 
 
 class Span(msgspec.Struct):
@@ -69,6 +72,7 @@ class CallRows:
         self._prefix = f"{execution}/c" if attempt == 0 else f"{execution}/a{attempt}c"
         self._execution, self._temperature, self._trainable = execution, temperature, trainable
         self._calls: list[CallTokens] = []
+        self._recent: dict[int, np.ndarray] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -91,21 +95,30 @@ class CallRows:
         """int32 (T,): the first `num_tokens` (all, without it) tokens of a call's row. Walks the bases, no recursion."""
         call = self._calls[number]
         left = call.num_row if num_tokens is None else num_tokens
-        parts: list[bytes | bytearray | memoryview] = []
+        parts: list[bytes | memoryview] = []
+        num_walked = 0
         while left > 0:
-            base_tokens = call.asked.base_tokens
-            own = left - base_tokens
+            known = self._recent.get(call.asked.call)
+            if known is not None and len(known) >= left:
+                parts.append(memoryview(known[:left]).cast("B"))
+                break
+            own = left - call.asked.base_tokens
             if own > 0:
-                context_bytes = len(call.asked.context_ids)
-                own_bytes = own * TOKEN_BYTES
-                if own_bytes > context_bytes:
-                    parts.append(memoryview(bytes(call.sampled))[: own_bytes - context_bytes])
-                parts.append(memoryview(call.asked.context_ids)[:own_bytes])
-                left = base_tokens
+                parts += _own(call, own)
+                left -= own
             if call.asked.base < 0:
                 break
-            call = self._calls[call.asked.base]
-        return np.frombuffer(b"".join(reversed(parts)), dtype=TOKEN)
+            call, num_walked = self._calls[call.asked.base], num_walked + 1
+        row_T = np.frombuffer(b"".join(reversed(parts)), dtype=TOKEN)
+        if num_walked > REMEMBER_FROM:
+            self._remember(number, row_T)
+        return row_T
+
+    def _remember(self, number: int, row_T: np.ndarray) -> None:
+        """Rows only grow, so a part of one stays true."""
+        self._recent[number] = row_T
+        while len(self._recent) > RECENT_ROWS:
+            del self._recent[next(iter(self._recent))]
 
     def num_distinct(self) -> int:
         """Tokens stored."""
@@ -169,3 +182,11 @@ class CallRows:
             held_s=ended.held_s,
             detail=ended.detail,
         )
+
+
+def _own(call: CallTokens, num_tokens: int) -> list[bytes | memoryview]:
+    """The first `num_tokens` of what a call stores itself, last part first."""
+    num_bytes, context = num_tokens * TOKEN_BYTES, call.asked.context_ids
+    if num_bytes <= len(context):
+        return [memoryview(context)[:num_bytes]]
+    return [bytes(call.sampled[: num_bytes - len(context)]), context]

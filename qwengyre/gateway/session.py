@@ -90,7 +90,7 @@ class Session:
             stops=request.stops,
         )
         tokens = self.rows.add(asked)
-        self.index.ask(tokens.id, self.root(request), request.turns, matched=placement.matched)
+        self.index.ask(tokens.id, placement.matched)
         return asked
 
     def seed(self, asked: Asked) -> int:

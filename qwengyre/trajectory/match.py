@@ -124,8 +124,8 @@ class Answer(msgspec.Struct, frozen=True):
 class Match(msgspec.Struct, frozen=True):
     """Where a request stands among what was recorded."""
 
-    key: bytes
-    """Chain key of the whole context."""
+    keys: tuple[bytes, ...]
+    """Chain key of every prefix, the shortest first; the last one is the whole context's."""
     num_turns: int
     """Leading turns covered by `answer` (its message included). 0 without an answer."""
     answer: Answer | None
@@ -135,6 +135,11 @@ class Match(msgspec.Struct, frozen=True):
     num_shared: int
     earlier: tuple[CallId, ...]
     """Calls that were asked exactly this context, in the order of asking."""
+
+    @property
+    def key(self) -> bytes:
+        """Chain key of the whole context."""
+        return self.keys[-1]
 
 
 class ContextIndex:
@@ -148,9 +153,11 @@ class ContextIndex:
     def match(self, root: bytes, turns: Sequence[KeyedTurn]) -> Match:
         """Walk the context once and find the deepest recorded answer in it. `root` digests the tools."""
         key, answer, depth, shares, num_shared = root, None, 0, None, 0
+        keys = [root]
         for index, keyed in enumerate(turns):
             key = self._step(key, keyed)
-            if keyed.is_answer:
+            keys.append(key)
+            if keyed.turn.role == "assistant":
                 given = self._given(key, keyed)
                 if given is not None:
                     answer, depth = given, index + 1
@@ -158,7 +165,7 @@ class ContextIndex:
             if sharer is not None:
                 shares, num_shared = sharer, index + 1
         return Match(
-            key=key,
+            keys=tuple(keys),
             num_turns=depth,
             answer=answer,
             shares=shares,
@@ -166,14 +173,11 @@ class ContextIndex:
             earlier=tuple(self._asked.get(key, ())),
         )
 
-    def ask(self, call: CallId, root: bytes, turns: Sequence[KeyedTurn], *, matched: Match) -> None:
-        """Remember that `call` was asked this context, which `match` found to be `matched`."""
+    def ask(self, call: CallId, matched: Match) -> None:
+        """Remember that `call` was asked the context that `match` found to be `matched`."""
         self._asked.setdefault(matched.key, []).append(call)
-        key = root
-        for index, keyed in enumerate(turns):
-            key = self._step(key, keyed)
-            if index >= matched.num_shared:
-                self._prefixes.setdefault(key, call)
+        for key in matched.keys[matched.num_shared + 1 :]:
+            self._prefixes.setdefault(key, call)
 
     def remember_asked(self, call: CallId, key: bytes) -> None:
         """As `ask`, from a journal: only the key of the whole context is known."""
@@ -183,14 +187,11 @@ class ContextIndex:
     def answer(self, key: bytes, answer: Answer, issued: Mapping[str, object]) -> None:
         """Remember what the context `key` was answered. A cut answer may be remembered, too, as far as it was seen."""
         keyed = key_turn(answer.turn, issued)
-        self._answers.setdefault(digest(key, keyed.digest), []).append(answer)
-
-    def is_answered(self, key: bytes) -> bool:
-        """Whether somebody was asked exactly this context."""
-        return key in self._asked
+        step = blake2b(key + keyed.digest, digest_size=DIGEST_BYTES).digest()
+        self._answers.setdefault(step, []).append(answer)
 
     def _step(self, key: bytes, keyed: KeyedTurn) -> bytes:
-        step = digest(key, keyed.digest)
+        step = blake2b(key + keyed.digest, digest_size=DIGEST_BYTES).digest()
         if keyed.reasoning_digest is not None and step in self._answers and self._given(step, keyed) is None:
             return digest(key, keyed.digest, keyed.reasoning_digest)  # the harness changed the reasoning: another context
         return step
