@@ -62,6 +62,12 @@ class FlatParameters:
                 raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, the model has {tuple(view.shape)}")
             view.copy_(tensors[name])
 
+    def commit(self) -> None:
+        """Nothing to do: the model's parameters are views of `weights`."""
+
+    def norm(self, gradient_N: Tensor) -> float:
+        return float(torch.linalg.vector_norm(gradient_N))
+
     def zero_gradient(self) -> None:
         self.gradient.zero_()
 

@@ -25,8 +25,8 @@ class AdamW:
         return config.learning_rate * (self.num_updates + 1) / config.warmup_steps
 
     @torch.no_grad()
-    def update(self, weights_N: Tensor, gradient_N: Tensor) -> float:
-        """Change `weights_N` in place; return the L2 norm of the change."""
+    def update(self, weights_N: Tensor, gradient_N: Tensor) -> Tensor:
+        """Change `weights_N` in place; return what was subtracted (N,)."""
         config, rate = self.config, self.learning_rate()
         self.num_updates += 1
         self.first_N.lerp_(gradient_N, 1 - config.beta1)
@@ -39,4 +39,4 @@ class AdamW:
             change_N.addcmul_(weights_N, self.decay_mask_N, value=config.weight_decay)
         change_N.mul_(rate)
         weights_N.sub_(change_N)
-        return float(torch.linalg.vector_norm(change_N))
+        return change_N

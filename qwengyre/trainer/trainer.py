@@ -19,23 +19,29 @@ from torch import Tensor
 
 from qwengyre.core.errors import NonFiniteLoss, TrainerError
 from qwengyre.core.records import MicroStep, Trajectory
-from qwengyre.trainer import audit, checkpoint, rows
+from qwengyre.trainer import allocator, audit, checkpoint, rows
 from qwengyre.trainer.aggregation import divisor
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.flat import NUM_COUNTERS, FlatParameters
 from qwengyre.trainer.objectives import TokenBatch, TokenLoss, coefficients
 from qwengyre.trainer.optimizer import AdamW
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
+from qwengyre.trainer.sharded import Ranks, ShardedParameters
 from qwengyre.trainer.tree_model import RowOutput, TreeModel
 from qwengyre.transfer.api import Carrier, Exposure
 
 
 class Trainer:
-    def __init__(self, model_dir: Path, config: TrainerConfig, carrier: Carrier):
-        """Load a Hugging Face folder. Raises UnsupportedModel for a model that tree rows would train wrongly."""
+    def __init__(self, model_dir: Path, config: TrainerConfig, carrier: Carrier, ranks: Ranks | None = None):
+        """Load a Hugging Face folder. Raises UnsupportedModel for a model that tree rows would train wrongly.
+
+        `ranks`: this process is one of several that make up the cell; all of them call every method alike.
+        """
         self.model_dir, self.config, self.carrier = Path(model_dir), config, carrier
-        self.tree_model = TreeModel.load(self.model_dir, config)
-        self.flat = FlatParameters(self.tree_model.model, getattr(torch, config.dtype))
+        self.ranks = ranks
+        self.tree_model = TreeModel.load(self.model_dir, config, ranks)
+        dtype, model = getattr(torch, config.dtype), self.tree_model.model
+        self.flat = FlatParameters(model, dtype) if ranks is None else ShardedParameters(model, dtype, ranks)
         self.optimizer: AdamW | None = None
         self.exposure: Exposure | None = None
         self.step = -1
@@ -59,15 +65,17 @@ class Trainer:
         started = time.perf_counter()
         if micro_step.step != self.step:
             raise TrainerError(f"{micro_step.micro_step} belongs to step {micro_step.step}, this trainer is in step {self.step}")
-        laid = rows.build(micro_step, self.config)
+        part = micro_step if self.ranks is None else self.ranks.part(micro_step)
+        laid = rows.build(part, self.config)
         result = _Result()
-        if len(laid.targets.token_O):
+        if len(laid.targets.token_O) or self.ranks is not None:
             self.flat.restore()
             reference_O = self._reference_logprobs(laid)
             result = self._train(micro_step, laid, reference_O)
         self.computed.append(micro_step.micro_step)
-        self.flat.gradient[-NUM_COUNTERS:] += torch.tensor([len(laid.targets.token_O), len(laid.targets.num_tokens_J)])
-        return result.stats(micro_step, laid, time.perf_counter() - started)
+        counted = torch.tensor([len(laid.targets.token_O), len(laid.targets.num_tokens_J)], dtype=self.flat.dtype)
+        self.flat.gradient[-NUM_COUNTERS:] += counted if self.ranks is None else self.ranks.total(counted)
+        return result.stats(part, laid, time.perf_counter() - started)
 
     def flat_gradient(self) -> Tensor:
         """(N + 2,): the sums of this step and, behind them, trained tokens and trajectories. A view, not a copy."""
@@ -86,14 +94,15 @@ class Trainer:
             self.config.aggregation, num_executions=num_executions, num_tokens=num_tokens, num_trajectories=num_trajectories
         )
         gradient_N = sums[:-NUM_COUNTERS] / by if by else sums[:-NUM_COUNTERS] * 0
-        norm = float(torch.linalg.vector_norm(gradient_N)) if by else math.nan
+        norm = self.flat.norm(gradient_N) if by else math.nan
         reason = self._refusal(num_executions, by, norm)
         scale, rate, update_norm = 1.0, 0.0, 0.0
         if not reason:
             scale = min(1.0, self.config.max_gradient_norm / (norm + 1e-6))
             optimizer = self._core_optimizer()
             rate = optimizer.learning_rate()
-            update_norm = optimizer.update(self.flat.weights, gradient_N.mul_(scale))
+            update_norm = self.flat.norm(optimizer.update(self.flat.weights, gradient_N.mul_(scale)))
+            self.flat.commit()
         seconds = time.perf_counter() - started
         return StepStats(self.step, not reason, reason, num_executions, norm, scale, rate, update_norm, seconds)
 
@@ -116,13 +125,16 @@ class Trainer:
         self.flat.restore()
         self._pulled = True
         self.carrier.read(exposure, into=self.flat.arrays())
+        self.flat.commit()
 
     def offload(self) -> None:
         """Give back gradients, and weights that another cell owns."""
         self.flat.release(keep_weights=not self._pulled)
+        allocator.give_back_freed()
 
     def restore(self) -> None:
         """Take the memory of a step again. A satellite's weights are unusable until it pulls."""
+        allocator.keep_freed()
         self.flat.restore()
 
     def logprobs(self, trajectory: Trajectory, temperature: float) -> np.ndarray:
@@ -136,6 +148,7 @@ class Trainer:
             return audit.audit(self.tree_model, micro_steps, lambda version: self._load_snapshot(snapshots_dir, version))
         finally:
             self.flat.weights.copy_(before)
+            self.flat.commit()
 
     def save_weights(self, path: Path) -> None:
         """The present weights as one safetensors file, atomically."""
@@ -149,11 +162,11 @@ class Trainer:
             for name, flat in (("first", optimizer.first_N), ("second", optimizer.second_N))
         }
         meta = {"step": step, "num_updates": optimizer.num_updates, "extra": extra or {}}
-        checkpoint.write(Path(directory), self.model_dir, self.flat.arrays(), moments, meta)
+        checkpoint.write(self._shard_of(directory), self.model_dir, self.flat.arrays(), moments, meta)
 
     def load_checkpoint(self, directory: Path) -> dict:
         """Core: take weights and optimizer back; return the JSON that was saved (`step`, `num_updates`, `extra`)."""
-        weights, moments, meta = checkpoint.read(Path(directory))
+        weights, moments, meta = checkpoint.read(self._shard_of(directory))
         self.flat.restore()
         self.flat.load({name: torch.from_numpy(array) for name, array in weights.items()})
         optimizer = self._core_optimizer()
@@ -163,6 +176,10 @@ class Trainer:
         optimizer.num_updates = meta["num_updates"]
         self.step, self._pulled = meta["step"], False
         return meta
+
+    def _shard_of(self, directory: Path) -> Path:
+        """Where this rank's part of a checkpoint is: the folder itself unless the cell has several ranks."""
+        return Path(directory) if self.ranks is None else Path(directory) / f"rank-{self.ranks.rank}-of-{self.ranks.size}"
 
     def _train(self, micro_step: MicroStep, laid: rows.MicroStepRow, reference_O: Tensor | None) -> _Result:
         targets, result = laid.targets, _Result()
@@ -212,10 +229,12 @@ class Trainer:
             return None
         present = self.flat.weights.clone()
         self.flat.weights.copy_(self.reference)
+        self.flat.commit()
         try:
             return self.tree_model.logprobs(laid.row, laid.targets).logp_O
         finally:
             self.flat.weights.copy_(present)
+            self.flat.commit()
 
     def _core_optimizer(self) -> AdamW:
         if self.optimizer is None:
@@ -243,7 +262,7 @@ class _Result:
     def record_output(self, output: RowOutput, behavior_O: Tensor) -> None:
         ratio_O = output.logp_O - behavior_O
         self.entropy, self.log_ratio = float(output.entropy_O.sum()), float(ratio_O.sum())
-        self.log_ratio_max = float(ratio_O.abs().max())
+        self.log_ratio_max = float(ratio_O.abs().max()) if len(ratio_O) else 0.0
 
     def stats(self, micro_step: MicroStep, laid: rows.MicroStepRow, seconds: float) -> MicroStepStats:
         return MicroStepStats(

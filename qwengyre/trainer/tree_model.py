@@ -13,8 +13,9 @@ one chunk plus keys, values and their gradients):
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +27,13 @@ from qwengyre.trainer.cache import RowCache, TreePlan
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms
 from qwengyre.trainer.rows import Targets
-from qwengyre.trajectory.layout import TreeRow, squares
+from qwengyre.trainer.sharded import Ranks
+from qwengyre.trajectory.layout import LayoutPath, TreeRow, build_row, squares
 
 KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention"})
+
+PLACEHOLDER = build_row([LayoutPath(np.zeros(1, np.int32), (((0, 0, 0), 1),))])
+"""What a rank computes when the others have more chunks."""
 
 Coefficients = Callable[[Tensor], Tensor]
 """logp (O,) -> dloss/dlogp (O,)."""
@@ -44,8 +49,8 @@ class RowOutput:
 
 
 class TreeModel:
-    def __init__(self, model: nn.Module, config: TrainerConfig):
-        """Take over `model` (a causal LM of transformers). Raises UnsupportedModel."""
+    def __init__(self, model: nn.Module, config: TrainerConfig, ranks: Ranks | None = None):
+        """Take over `model` (a causal LM of transformers), in shards when the cell has `ranks`. Raises UnsupportedModel."""
         self.name = type(model).__name__
         self.model, self.config = model, config
         refuse_unsupported(model)
@@ -53,14 +58,18 @@ class TreeModel:
         model.set_attn_implementation(attention.NAME)
         model.eval()
         self.head_chunk_tokens = max(1, config.head_logits // model.get_output_embeddings().weight.shape[0])
-        self.body, self.output = model.base_model, model.get_output_embeddings()
+        self.body, self.output, self.ranks = _Body(model), model.get_output_embeddings(), ranks
         self.num_attention_layers, num_linear_layers = layer_counts(model)
         self.num_linear_layers = linear_attention.install(model) if num_linear_layers else 0
         if self.num_linear_layers != num_linear_layers:
             raise UnsupportedModel(self.name, "its linear_attention layers are not gated delta nets")
+        if ranks is not None:
+            if num_linear_layers:
+                raise UnsupportedModel(self.name, "linear_attention layers in a cell of several ranks are not handled")
+            ranks.shard(self.body, list(model.base_model.layers))
 
     @staticmethod
-    def load(model_dir: Path, config: TrainerConfig) -> TreeModel:
+    def load(model_dir: Path, config: TrainerConfig, ranks: Ranks | None = None) -> TreeModel:
         """Read a folder as `save_pretrained` writes it."""
         from transformers import AutoModelForCausalLM
         from transformers.utils.logging import disable_progress_bar
@@ -68,41 +77,36 @@ class TreeModel:
         disable_progress_bar()
         model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, config.dtype))
         replace_norms(model)
-        return TreeModel(model, config)
+        return TreeModel(model, config, ranks)
 
     @torch.no_grad()
     def logprobs(self, row: TreeRow, targets: Targets) -> RowOutput:
         """Log-prob and entropy of every target. No gradient, memory of one chunk."""
         inputs = _TargetTensors(targets, self.output.weight.dtype)
-        cache = RowCache(row.num_rows) if row.num_rows > self.config.chunk_tokens else None
+        chunks = self._chunks(row)
+        cache = RowCache(row.num_rows) if len(chunks) > 1 else None
         parts = []
-        for start, end in self._chunks(row):
+        for start, end in chunks:
             at = inputs.within(start, end)
-            hidden_OH = self._hidden(row, start, end, cache).states_nH[inputs.row_O[at] - start]
-            parts.append(self._head(hidden_OH, inputs, at))
-        return RowOutput(torch.cat([p.logp_O for p in parts]), torch.cat([p.entropy_O for p in parts]))
+            parts.append(self._head(self._hidden(row, start, end, cache), inputs, at))
+        if self.ranks is not None:
+            self.body.reshard()
+        return _joined(parts)
 
     def train(self, row: TreeRow, targets: Targets, coefficients: Coefficients) -> RowOutput:
         """Forward, ask for dloss/dlogp, backward: gradients are added to the parameters' `.grad`."""
         inputs = _TargetTensors(targets, self.output.weight.dtype)
-        if row.num_rows <= self.config.chunk_tokens:
-            hidden = self._hidden(row, 0, row.num_rows, None)
-            result = self._head(hidden.states_nH.detach()[inputs.row_O], inputs, slice(None))
-            self._backward(hidden, result, coefficients(result.logp_O), inputs, slice(None))
-            return RowOutput(result.logp_O, result.entropy_O)
-        return self._train_in_chunks(row, inputs, coefficients)
-
-    def _train_in_chunks(self, row: TreeRow, inputs: _TargetTensors, coefficients: Coefficients) -> RowOutput:
-        cache = RowCache(row.num_rows)
-        chunks, results, hidden = list(self._chunks(row)), [], None
-        for start, end in chunks:
-            at = inputs.within(start, end)
-            with torch.set_grad_enabled(end == row.num_rows):
+        chunks = self._chunks(row)
+        cache = RowCache(row.num_rows) if len(chunks) > 1 else None
+        results, hidden = [], None
+        for index, (start, end) in enumerate(chunks):
+            last = index == len(chunks) - 1
+            with torch.set_grad_enabled(last):
                 hidden = self._hidden(row, start, end, cache)
-            results.append(self._head(hidden.states_nH.detach()[inputs.row_O[at] - start], inputs, at))
-            if end != row.num_rows:
+            results.append(self._head(hidden, inputs, inputs.within(start, end)))
+            if not last:
                 results[-1].logits = None
-        output = RowOutput(torch.cat([r.logp_O for r in results]), torch.cat([r.entropy_O for r in results]))
+        output = _joined(results)
         coef_O = coefficients(output.logp_O)
         for (start, end), result in zip(reversed(chunks), reversed(results), strict=True):
             at = inputs.within(start, end)
@@ -112,15 +116,20 @@ class TreeModel:
             hidden = None
         return output
 
-    def _chunks(self, row: TreeRow) -> Iterator[tuple[int, int]]:
+    def _chunks(self, row: TreeRow) -> list[tuple[int, int]]:
+        """Row ranges that run one after the other; every rank of the cell gets as many, empty ones at the end."""
         size = self.config.chunk_tokens
-        for start in range(0, row.num_rows, size):
-            yield start, min(start + size, row.num_rows)
+        chunks = [(start, min(start + size, row.num_rows)) for start in range(0, row.num_rows, size)]
+        if self.ranks is not None:
+            chunks += [(row.num_rows, row.num_rows)] * (self.ranks.most(len(chunks)) - len(chunks))
+        return chunks
 
     def _hidden(self, row: TreeRow, start: int, end: int, cache: RowCache | None) -> _Hidden:
-        """Last hidden states of rows [start, end) (n, H)."""
+        """Last hidden states of rows [start, end) (n, H); those of a placeholder when there are none."""
+        if start == end:
+            row, start, end, cache = PLACEHOLDER, 0, 1, None
         plan = TreePlan(row, squares(row, start, end), cache)
-        output = self.body(
+        states_1nH = self.body(
             input_ids=torch.from_numpy(row.token_ids_R[start:end].astype(np.int64))[None],
             position_ids=torch.from_numpy(row.position_R[start:end].astype(np.int64))[None],
             use_cache=False,
@@ -129,11 +138,12 @@ class TreeModel:
         calls, layers = (plan.attention_calls, plan.linear_calls), (self.num_attention_layers, self.num_linear_layers)
         if calls != layers:
             raise UnsupportedModel(self.name, f"attention and linear attention: {layers} layers, but {calls} followed the tree")
-        return _Hidden(output.last_hidden_state[0], plan)
+        return _Hidden(states_1nH[0], plan)
 
-    def _head(self, hidden_OH: Tensor, inputs: _TargetTensors, at: slice) -> head.HeadResult:
+    def _head(self, hidden: _Hidden, inputs: _TargetTensors, at: slice) -> head.HeadResult:
+        states_OH = hidden.states_nH.detach()[inputs.row_O[at] - hidden.plan.squares.start]
         weight = self.output.weight.detach()
-        return head.logprobs(hidden_OH, weight, inputs.token_O[at], inputs.temperature_O[at], self.head_chunk_tokens)
+        return head.logprobs(states_OH, weight, inputs.token_O[at], inputs.temperature_O[at], self.head_chunk_tokens)
 
     def _backward(self, hidden: _Hidden, result: head.HeadResult, coef_O: Tensor, inputs: _TargetTensors, at: slice) -> None:
         weight, states_nH = self.output.weight, hidden.states_nH
@@ -148,6 +158,17 @@ class TreeModel:
         torch.autograd.backward(*zip(*roots, strict=True))
 
 
+class _Body(nn.Module):
+    """The model up to the last hidden states. The head's weight belongs to it, so that it is gathered with the rest."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Tensor:
+        return self.model.base_model(**inputs).last_hidden_state
+
+
 class _Hidden:
     """Last hidden states of a chunk (n, H) and the plan that they were made under."""
 
@@ -155,6 +176,10 @@ class _Hidden:
 
     def __init__(self, states_nH: Tensor, plan: TreePlan):
         self.states_nH, self.plan = states_nH, plan
+
+
+def _joined(parts: list[head.HeadResult]) -> RowOutput:
+    return RowOutput(torch.cat([p.logp_O for p in parts]), torch.cat([p.entropy_O for p in parts]))
 
 
 class _TargetTensors:

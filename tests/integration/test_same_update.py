@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from qwengyre.testing.training import micro_step, random_execution, tiny_qwen3
+from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.integration
 NUM_CELLS, NUM_EXECUTIONS = 4, 8
@@ -23,20 +25,19 @@ NUM_CELLS, NUM_EXECUTIONS = 4, 8
 class Cells:
     """Trainer processes in their fixed order; `call` waits for the answer, `together` starts all before it waits."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, num_processes: int = NUM_CELLS, ranks_per_cell: int = 1, chunk_tokens: int = 8192):
         torch.set_num_threads(1)
         tiny_qwen3().save_pretrained(folder / "model")
         script, token = Path(__file__).with_name("trainer_process.py"), f"qgt{secrets.token_hex(3)}"
         self.folder, self.epoch = folder, 0
         with Listener(str(folder / "control"), "AF_UNIX") as listener:
-            command = [sys.executable, str(script), str(folder / "control"), str(folder / "model"), token, str(NUM_CELLS)]
-            self.process = subprocess.Popen(command)
-            accepted = [listener.accept() for _ in range(NUM_CELLS)]
+            command = [sys.executable, str(script), str(folder / "control"), str(folder / "model"), token]
+            self.process = subprocess.Popen([*command, *map(str, (num_processes, ranks_per_cell, chunk_tokens))])
+            accepted = [listener.accept() for _ in range(num_processes)]
         by_cell = {connection.recv(): connection for connection in accepted}
         self.pids = [pid for _, pid in sorted(by_cell)]
         self.connections = [by_cell[key] for key in sorted(by_cell)]
-        self.order = list(range(NUM_CELLS))
-        self.start = self.call(0, "weights")
+        self.order = list(range(num_processes))
 
     def call(self, cell, method, *args):
         self.connections[cell].send((method, args))
@@ -69,6 +70,7 @@ class Cells:
 @pytest.fixture(scope="module")
 def cells(tmp_path_factory):
     cells = Cells(tmp_path_factory.mktemp("cells"))
+    cells.start = cells.call(0, "weights")
     cells.connect()
     yield cells
     cells.close()
@@ -147,3 +149,45 @@ def test_member_that_dies_leaves_the_core_s_sums_unharmed_and_the_rest_goes_on(c
     for cell in cells.order[1:]:
         cells.call(cell, "offload")
     assert distance(run_step(cells, [0, 1, 3, 0, 1, 3, 0, 1])[0], sums) <= 1e-4
+
+
+@pytest.mark.parametrize("chunk_tokens", [8192, 48])
+def test_two_cells_of_two_ranks_agree_with_one_process(tmp_path, chunk_tokens):
+    """FSDP2 inside the cells; shard r of the satellite is summed to shard r of the core and read from its rank r."""
+    cells = Cells(tmp_path, num_processes=4, ranks_per_cell=2, chunk_tokens=chunk_tokens)
+    core, satellite, everyone = (0, 1), (2, 3), (0, 1, 2, 3)
+    files = [f"file:{tmp_path}/shard{rank}" for rank in range(2)]
+    cells.together(everyone, "connect", lambda p: (p // 2, 2, files[p % 2], 0, 60.0))
+    snapshots = cells.together(core, "expose", lambda p: (0,))
+    assert cells.together(satellite, "pull", lambda p: (snapshots[p % 2],)) == [None, None]
+    cells.together(everyone, "begin_step", lambda p: (0,))
+    executions = [e for step in micro_steps() for e in step.executions]
+    claims = ((core, executions[:3]), (satellite, executions[3:4]), (core, executions[4:6]), (satellite, executions[6:]))
+    for number, (cell, part) in enumerate(claims):
+        step = micro_step(f"m{number}", 0, *part)
+        stats = cells.together(cell, "compute", lambda p, step=step: (step,))
+        assert sum(s.tokens_trained for s in stats) == sum(e.num_trainable for e in part)
+    before = cells.together(core, "weights_by_name", lambda p: ())
+    cells.together(everyone, "reduce", lambda p: (2,))
+    sums = cells.together(core, "sums_by_name", lambda p: ())
+    applied = cells.together(core, "apply", lambda p: (NUM_EXECUTIONS,))
+    after = cells.together(core, "weights_by_name", lambda p: ())
+    cells.close()
+
+    config = TrainerConfig(learning_rate=0.01, clip_low=0.999, clip_high=1e6)
+    alone = Trainer(tmp_path / "model", config, None)
+    alone.begin_step(0)
+    alone.compute(micro_step("all", 0, *executions))
+    expected = {name: view.numpy().copy() for name, view in alone.flat.views(alone.flat_gradient()).items()}
+    start = {name: array.copy() for name, array in alone.flat.arrays().items()}
+    stats = alone.apply(NUM_EXECUTIONS)
+    assert distance(_whole(sums), _whole([expected])) <= 1e-4
+    update = {name: array - start[name] for name, array in alone.flat.arrays().items()}
+    changes = [{name: b[name] - a[name] for name in b} for a, b in zip(before, after, strict=True)]
+    assert distance(_whole(changes), _whole([update])) <= 1e-4
+    assert [a.gradient_norm for a in applied] == pytest.approx([stats.gradient_norm] * 2, rel=1e-4)
+
+
+def _whole(shards):
+    """Shards by rank, joined along their first axis, as one flat array in the order of names."""
+    return np.concatenate([np.concatenate([shard[name] for shard in shards]).ravel() for name in shards[0]])
