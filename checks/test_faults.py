@@ -23,7 +23,7 @@ VICTIMS = {
 
 
 def in_mid_run(kit: RunKit) -> bool:
-    return (kit.folder / "runs").exists() and len(metrics(kit.run_folder(), StepFinished)) >= 2
+    return kit.has_begun() and len(metrics(kit.run_folder(), StepFinished)) >= 2
 
 
 def expect_a_whole_run(folder: RunFolder, before: dict) -> None:

@@ -178,7 +178,10 @@ class Steps:
 
     async def enter_rollout(self, cell: int, version: int) -> None:
         """With `version`, or what was published since then (after a loss of the core the order of both may turn round)."""
-        assert self.published is not None and self.published_version >= version, "cells return to what was published"
+        if self.published is None:
+            # The core died before its first publish: the version that every process started with is on disk.
+            self.published = await self._expose_file(cell)
+        assert self.published_version >= version, "cells return to what was published"
         given = self.published_version
         await self._fleet.call(cell, api.EnterRollout(self.published, given), api.Done)
         if live := self._fleet.cells.get(cell):
@@ -212,11 +215,14 @@ class Steps:
         """Give a new life of the core its last durable state; return the steps done in it."""
         step, directory = latest_checkpoint(self._folder.checkpoints)
         await self._fleet.call(CORE, api.LoadCheckpoint(str(directory)), api.Done)
-        snapshot = self._folder.snapshots / f"v{self.published_version:06d}.safetensors"
-        answer = await self._fleet.call(CORE, api.ExposeFile(str(snapshot), self.published_version), api.Exposed)
-        self.published = answer.snapshot
+        self.published = await self._expose_file(CORE)
         self.checkpoint_step = step
         return step
+
+    async def _expose_file(self, cell: int) -> Exposure:
+        """The published version out of the run folder, exposed by `cell`."""
+        snapshot = self._folder.snapshots / f"v{self.published_version:06d}.safetensors"
+        return (await self._fleet.call(cell, api.ExposeFile(str(snapshot), self.published_version), api.Exposed)).snapshot
 
 
 def latest_checkpoint(folder: Path) -> tuple[int, Path]:

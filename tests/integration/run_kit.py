@@ -148,6 +148,10 @@ class RunKit:
         [path] = (self.folder / "runs").iterdir()
         return RunFolder(path)
 
+    def has_begun(self) -> bool:
+        runs = self.folder / "runs"
+        return runs.exists() and any(runs.iterdir())
+
     def wait_until(self, holds: Callable[[], bool], process: subprocess.Popen) -> None:
         """Poll the run's files; fails when the program ends before it holds."""
         while not holds():

@@ -30,7 +30,7 @@ def test_a_run_goes_through_all_stations_and_leaves_everything_promised(tmp_path
 def test_after_kill_9_a_resumed_run_keeps_every_finished_execution(tmp_path: Path):
     kit = RunKit(tmp_path, steps=4)
     process = kit.start()
-    kit.wait_until(lambda: (tmp_path / "runs").exists() and bool(metrics(kit.run_folder(), StepFinished)), process)
+    kit.wait_until(lambda: kit.has_begun() and bool(metrics(kit.run_folder(), StepFinished)), process)
     kill(process.pid)
     process.wait()
     folder = kit.run_folder()
