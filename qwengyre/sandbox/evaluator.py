@@ -6,19 +6,26 @@ is a failure of the evaluator, never a score of 0.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from qwengyre.core.errors import EvaluatorFailed
+from qwengyre.sandbox.config import LimitsConfig
 from qwengyre.sandbox.host import SandboxHost, log_tail
 from qwengyre.sandbox.isolation import TESTS, VERIFIER_LOGS, WORKSPACE, Mount
+from qwengyre.sandbox.limits import MIB, disk_usage
 from qwengyre.sandbox.process import Process, Program, start
 from qwengyre.sandbox.reward import read_reward
 from qwengyre.sandbox.task import Task
 from qwengyre.sandbox.workspace import copy_workspace
+
+SMALL_BYTES: Final = 4 * MIB
+"""Copied in a few ms."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -42,7 +49,7 @@ async def evaluate(host: SandboxHost, task: Task, workspace: Path, folder: Path)
         try:
             logs = place / "verifier"
             logs.mkdir(parents=True)
-            state = copy_workspace(workspace, place / "workspace", host.config.limits)
+            state = await _copy(workspace, place / "workspace", host.config.limits)
             score = await _run_once(host, task, place, folder / "verifier.log")
             return Verdict(score, state, attempt)
         except EvaluatorFailed as error:
@@ -50,6 +57,13 @@ async def evaluate(host: SandboxHost, task: Task, workspace: Path, folder: Path)
         finally:
             shutil.rmtree(place, ignore_errors=True)
     return Verdict(0.0, state, tries, f"{failure}\n{log_tail(folder / 'verifier.log')}".strip())
+
+
+async def _copy(workspace: Path, target: Path, limits: LimitsConfig) -> str:
+    """Copy and digest; a large workspace in a thread, so that calls of other executions do not wait for it."""
+    if disk_usage(workspace, limits.files).num_bytes <= SMALL_BYTES:
+        return copy_workspace(workspace, target, limits)
+    return await asyncio.to_thread(copy_workspace, workspace, target, limits)
 
 
 async def _run_once(host: SandboxHost, task: Task, place: Path, log: Path) -> float:
