@@ -18,9 +18,9 @@ class WarmupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Key and value heads; divides num_heads."""
     initializer_range: float = 0.08
     """Standard deviation of the first weights. With Hugging Face's 0.02 so small a model never learns to copy."""
-    num_demonstrations: int = 1500
+    num_demonstrations: int = 1700
     """Scripted executions to learn from."""
-    tokens_per_batch: int = 2000
+    tokens_per_batch: int = 1500
     """Tokens of one update, padding included."""
     learning_rate: float = 4e-3
     """Peak; rises for 5 % of the updates, then falls to a tenth along a cosine."""
@@ -30,9 +30,9 @@ class WarmupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Share of names and numbers that the model must copy right in the end: below, reinforcement learning would get nowhere."""
     num_threads: int = 1
     """CPU threads of torch."""
-    right_operator: float = 0.36
+    right_operator: float = 0.32
     """Share of first tries in which the demonstrator knows what the word of the specification means."""
-    usual_mistake: float = 0.42
+    usual_mistake: float = 0.48
     """Share in which it takes the word for one certain other operator, so that a greedy policy starts out wrong."""
     repair: float = 0.5
     """Share of files shown as wrong that the demonstrator tries again; otherwise it looks for the next one."""
@@ -40,7 +40,7 @@ class WarmupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Chance, after every file, to call the task done."""
     delegate: float = 0.06
     """Chance to hand a file to a sub-agent."""
-    ponder: float = 0.12
+    ponder: float = 0.2
     """Chance to think aloud before writing a file, for up to a hundred tokens: answers differ in length as real ones do."""
     watch: float = 0.01
     """Chance, after every file, to start the self-test in its watch mode, which does not return: the harness times out."""

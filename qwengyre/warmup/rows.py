@@ -29,8 +29,6 @@ class RowBuilder:
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
         self.tokenizer = _Remembering(tokenizer)
         self.renderer = Qwen3Renderer(self.tokenizer, Qwen3RendererConfig(enable_thinking=False))
-        self.said: set[str] = set()
-        """The texts among them that the model has to say."""
         self._end = tokenizer.convert_tokens_to_ids("<|im_end|>")
 
     @property
@@ -62,7 +60,6 @@ class RowBuilder:
             function = call["function"]
             text += "\n" if text else ""
             text += f'<tool_call>\n{{"name": "{function["name"]}", "arguments": {function["arguments"]}}}\n</tool_call>'
-        self.said.add(text)
         return [*self.tokenizer.encode(text, add_special_tokens=False), self._end]
 
 

@@ -1,9 +1,9 @@
 """A small tokenizer learned from demonstrations: bytes, Qwen3's special tokens, and whole phrases.
 
-What varies (names, operators, numbers) is a token of its own, and so is every word that the model has to say. The template, the
-system prompts and the tool specifications are cut only there, and a piece that occurs often is one token however many words it
-has (superword tokens, as in SuperBPE, arXiv 2503.13423): a whole system prompt is a handful of tokens. Any other text falls
-back to bytes.
+What varies (names, operators, numbers) is a token of its own. Text is cut only there, and a piece that occurs often is one
+token however many words it has (superword tokens, as in SuperBPE, arXiv 2503.13423): a system prompt with its tool
+specifications is a handful of tokens, a tool call a dozen, and each decision of the policy is one token among few. Any other
+text falls back to bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ _ATOM = re.compile(
     r"|(?<=return x )(?:" + "|".join(map(re.escape, _SYMBOLS)) + r")"
     r"|(?<!\w)[a-z](?=\.py|\(x\)))"
 )
-_WORD = re.compile(r"\w+\s*|[^\w\s]+\s*|\s+")
 
 
 def learn_tokenizer(demonstrations: Iterable[Demonstration]) -> PreTrainedTokenizerFast:
@@ -44,9 +43,7 @@ def learn_tokenizer(demonstrations: Iterable[Demonstration]) -> PreTrainedTokeni
         builder.build(demonstration)
     pieces: Counter[str] = Counter()
     for text, count in builder.texts.items():
-        is_said = text in builder.said
-        for piece in filter(None, _ATOM.split(text)):
-            pieces.update({part: count for part in (_WORD.findall(piece) if is_said else [piece])})
+        pieces.update({piece: count for piece in _ATOM.split(text) if piece})
     phrases = [piece for piece, count in pieces.items() if count >= MIN_OCCURRENCES]
     return _wrap(_byte_tokenizer([*sorted(phrases), *map(str, range(NUM_NUMBERS))]))
 
