@@ -93,28 +93,50 @@ class Gateway:
         self._tasks = None
 
     def replay(self) -> int:
-        """Rebuild everything from the journal; return the number of records. Calls that were running are abandoned."""
+        """Rebuild what was open from the journal; return the number of records. Calls that were running are abandoned.
+
+        Two readings: what the first one finds closed costs the second nothing.
+        """
+        ended, num_records = self._ended_sessions()
         sessions: dict[int, Session] = {}
-        num_records = 0
         for _, record in read(self._journal.path, GatewayRecord):
-            num_records += 1
-            match record:
-                case Opened():
-                    sessions[record.session] = self._begin(record)
-                case Closed():
-                    self._end(sessions[record.session])
-                case Asked():
-                    tokens = sessions[record.session].rows.add(record)
-                    sessions[record.session].index.remember_asked(tokens.id, record.key)
-                case Sampled():
-                    sessions[record.session].rows[record.call].add(record)
-                case Ended():
-                    session = sessions[record.session]
-                    session.rows[record.call].ended = record
-                    self._relearn(session, record)
+            if record.session in ended:
+                continue
+            if isinstance(record, Opened):
+                sessions[record.session] = self._begin(record)
+            else:
+                self._replay(sessions[record.session], record)
         for session in sessions.values():
             self._abandon_unfinished(session)
         return num_records
+
+    def _ended_sessions(self) -> tuple[set[int], int]:
+        """Sessions that were closed, or thrown away for a later attempt; and how many records there are."""
+        ended: set[int] = set()
+        latest: dict[ExecutionId, int] = {}
+        num_records = 0
+        for _, record in read(self._journal.path, GatewayRecord):
+            num_records += 1
+            self._num_sessions = max(self._num_sessions, record.session + 1)
+            if isinstance(record, Closed):
+                ended.add(record.session)
+            elif isinstance(record, Opened):
+                before = latest.get(record.execution)
+                if before is not None:
+                    ended.add(before)
+                latest[record.execution] = record.session
+        return ended, num_records
+
+    def _replay(self, session: Session, record: Asked | Sampled | Ended) -> None:
+        match record:
+            case Asked():
+                tokens = session.rows.add(record)
+                session.index.remember_asked(tokens.id, record.key)
+            case Sampled():
+                session.rows[record.call].add(record)
+            case Ended():
+                session.rows[record.call].ended = record
+                self._relearn(session, record)
 
     def journal(self, record: GatewayRecord) -> None:
         self._journal.append(record)
@@ -258,7 +280,7 @@ class Gateway:
         self._closed.pop(opened.execution, None)
         self._keys[fingerprint(keys.key)] = execution
         self._keys[fingerprint(f"path {keys.token}")] = execution
-        self._num_sessions = opened.session + 1
+        self._num_sessions = max(self._num_sessions, opened.session + 1)
         return session
 
     async def _shut(self, execution: Execution) -> None:
@@ -272,6 +294,7 @@ class Gateway:
         if execution is not None and execution.session is session:
             del self.executions[session.opened.execution]
             self._forget_keys(execution)
+            session.forget()
             self._closed[session.opened.execution] = session
             while len(self._closed) > KEPT_CLOSED:
                 del self._closed[next(iter(self._closed))]

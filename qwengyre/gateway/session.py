@@ -127,6 +127,11 @@ class Session:
         self.index.answer(call.asked.key, answer, self.issued)
         self.answers[call.id] = turn
 
+    def forget(self) -> None:
+        """Nothing is asked any more: keep the tokens, drop the texts."""
+        self.index, self.answers = ContextIndex(), {}
+        self.items = ItemCache(self.issued)
+
     def _is_fresh(self, placement: Placement) -> bool:
         return placement.matched.answer is None and placement.cause is not BranchCause.RETRY
 
