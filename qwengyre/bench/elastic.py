@@ -170,8 +170,10 @@ class _Watch:
         for cell in state.cells.all:
             before, now = self._states.get(cell.cell, "rollout"), cell.state.value
             self._states[cell.cell] = now
-            if before != now and now in ("draining", "to_rollout"):
-                self._switches.append(Switch(max(0, state.version), cell.cell, now, at))
+            if before == "rollout" and now in ("draining", "to_training", "training"):
+                self._switches.append(Switch(max(0, state.version), cell.cell, "leaves", at))
+            elif now == "to_rollout" != before:
+                self._switches.append(Switch(max(0, state.version), cell.cell, "returns", at))
 
     def switches(self, end: float) -> Switches:
         return Switches(tuple(self._switches), tuple(sorted(self._burst_starts.items())), end)

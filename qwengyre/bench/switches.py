@@ -10,7 +10,7 @@ class Switch(msgspec.Struct, frozen=True):
     """Version that was published when it began."""
     cell: int
     kind: str
-    """`draining`: it leaves the rollout role; `to_rollout`: it comes back."""
+    """`leaves` the rollout role, or `returns` to it."""
     at: float
     """Seconds since the run began."""
 

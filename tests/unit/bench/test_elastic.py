@@ -16,7 +16,7 @@ TEN_S = PacedSettings(seconds_per_hour=10.0, lead_s=0.1)
 
 
 def switches(*times: float, end: float = 20.0) -> Switches:
-    return Switches(tuple(Switch(0 if at < 10 else 1, 0, "draining", at) for at in times), ((0, 0.0), (1, 10.0)), end)
+    return Switches(tuple(Switch(0 if at < 10 else 1, 0, "leaves", at) for at in times), ((0, 0.0), (1, 10.0)), end)
 
 
 def test_switches_are_counted_in_their_burst():
@@ -26,7 +26,7 @@ def test_switches_are_counted_in_their_burst():
 def test_gap_is_a_share_of_the_burst_and_ignores_that_bursts_began_late():
     simulated = switches(1.0, 12.0)
     late = Switches(
-        (Switch(0, 0, "draining", 1.5), Switch(1, 0, "draining", 13.0)),
+        (Switch(0, 0, "leaves", 1.5), Switch(1, 0, "leaves", 13.0)),
         ((0, 0.0), (1, 11.0)),
         21.0,
     )
@@ -35,7 +35,7 @@ def test_gap_is_a_share_of_the_burst_and_ignores_that_bursts_began_late():
 
 
 def test_scaled_to_another_clock():
-    assert switches(1.0, end=20.0).scaled(360.0) == Switches((Switch(0, 0, "draining", 360.0),), ((0, 0.0), (1, 3600.0)), 7200.0)
+    assert switches(1.0, end=20.0).scaled(360.0) == Switches((Switch(0, 0, "leaves", 360.0),), ((0, 0.0), (1, 3600.0)), 7200.0)
 
 
 @pytest.mark.parametrize("policy", ["elastic", "colocate"])
@@ -63,6 +63,12 @@ def test_elastic_is_faster_than_its_baselines_on_the_small_workload():
         for policy in ("elastic", "colocate", "async")
     }
     assert hours["elastic"] < hours["colocate"] < hours["async"]
+
+
+def test_cells_that_leave_with_the_first_event_are_counted():
+    durations = Durations.draw(SMALL, seed=0)
+    fixed = simulate(SMALL, *build(SMALL, Setting(policy="async", training_nodes=3)), durations)
+    assert fixed.per_burst() == [3, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
