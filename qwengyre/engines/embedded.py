@@ -52,7 +52,9 @@ class EmbeddedEngine:
         self._totals = EngineStats(0, 0, 0, 0, 0, 0.0)
         self._busy_s = 0.0
         self._pinned: dict[str, tuple[Exposure, float]] = {}
-        self._handles = itertools.count()
+        self._numbers = itertools.count()
+        self._names: dict[str, str] = {}
+        """Request id -> name in the core, used once: chunks of a call that was given up cannot reach its successor."""
         self._streams: dict[str, asyncio.Queue[TokenChunk | EngineError]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._commands: deque[Callable[[], None]] = deque()
@@ -66,26 +68,28 @@ class EmbeddedEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         request_id = request.request_id
-        if request_id in self._streams:
+        if request_id in self._names:
             raise EngineUnavailable(f"request {request_id} is running already")
-        stream = self._streams[request_id] = asyncio.Queue()
+        name = self._names[request_id] = f"{request_id}/{next(self._numbers)}"
+        stream = self._streams[name] = asyncio.Queue()
         finished = False
         try:
-            await self._do(lambda: self._submit(request))
+            await self._do(lambda: self._submit(msgspec.structs.replace(request, request_id=name)))
             while not finished:
                 chunk = await stream.get()
                 if isinstance(chunk, EngineError):
                     raise chunk
                 finished = chunk.finish_reason is not None
-                yield chunk
+                yield msgspec.structs.replace(chunk, request_id=request_id)
         finally:
-            del self._streams[request_id]
+            del self._streams[name], self._names[request_id]
             if not finished:
                 with contextlib.suppress(EngineUnavailable):
-                    self._post(lambda: self._abort([request_id]))
+                    self._post(lambda: self._abort([name]))
 
     async def abort(self, request_ids: list[str]) -> None:
-        await self._do(lambda: self._abort(request_ids))
+        names = [self._names[request_id] for request_id in request_ids if request_id in self._names]
+        await self._do(lambda: self._abort(names))
 
     async def pause(self, mode: Literal["keep", "abort"]) -> None:
         await self._do(lambda: self._pause(mode))
@@ -212,7 +216,7 @@ class EmbeddedEngine:
         np.copyto(regions.pop(TOKENS), known)
         core.memory.gather(blocks, regions)
         exposure = self._carrier.republish(exposure, version=core.version)
-        handle_id = f"{exposure.location}/{next(self._handles)}"
+        handle_id = f"{exposure.location}/{next(self._numbers)}"
         self._pinned[handle_id] = exposure, time.monotonic() + self.config.pin_deadline_s
         return KVHandle(handle_id, exposure, num_tokens, self._fingerprint(), core.version)
 

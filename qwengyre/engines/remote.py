@@ -7,6 +7,8 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import Literal
 
+import msgspec
+
 from qwengyre.core.errors import EngineUnavailable, QwenGyreError
 from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.server import split_address
@@ -27,6 +29,8 @@ class RemoteEngine:
         self._protocol: FrameProtocol | None = None
         self._connecting = asyncio.Lock()
         self._numbers = itertools.count()
+        self._names: dict[str, str] = {}
+        """Request id -> name on the wire, used once: chunks of a call that was given up cannot reach its successor."""
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._streams: dict[str, asyncio.Queue[TokenChunk | QwenGyreError]] = {}
         self._status: Status | None = None
@@ -40,27 +44,28 @@ class RemoteEngine:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         request_id = request.request_id
-        if request_id in self._streams:
+        if request_id in self._names:
             raise EngineUnavailable(f"request {request_id} is running already")
-        protocol = await self._connected()
-        stream = self._streams[request_id] = asyncio.Queue()
-        finished = False
+        name = self._names[request_id] = f"{request_id}/{next(self._numbers)}"
+        stream = self._streams[name] = asyncio.Queue()
+        protocol, finished = None, False
         try:
-            protocol.send(Start(request))
+            protocol = await self._connected()
+            protocol.send(Start(msgspec.structs.replace(request, request_id=name)))
             while not finished:
                 item = await stream.get()
                 if isinstance(item, QwenGyreError):
                     finished = True
                     raise item
                 finished = item.finish_reason is not None
-                yield item
+                yield msgspec.structs.replace(item, request_id=request_id)
         finally:
-            del self._streams[request_id]
-            if not finished and self._protocol is protocol:
-                protocol.send(Ask(next(self._numbers), "abort", request_ids=[request_id]))
+            del self._streams[name], self._names[request_id]
+            if not finished and protocol is not None and self._protocol is protocol:
+                protocol.send(Ask(next(self._numbers), "abort", request_ids=[name]))
 
     async def abort(self, request_ids: list[str]) -> None:
-        await self._ask("abort", request_ids=request_ids)
+        await self._ask("abort", request_ids=[self._names[request_id] for request_id in request_ids if request_id in self._names])
 
     async def pause(self, mode: Literal["keep", "abort"]) -> None:
         await self._ask("pause", mode=mode)
@@ -122,6 +127,7 @@ class RemoteEngine:
                     await self._welcome
             except (OSError, TimeoutError) as error:
                 self._protocol = None
+                protocol.close()
                 raise EngineUnavailable(f"no engine answers at {self.address}: {error or 'deadline passed'}") from error
             self._heard_at = loop.time()
             self._watch_silence()

@@ -86,7 +86,7 @@ class _Peer:
 
     def _spawn(self, key: object, work: Awaitable[None]) -> None:
         task = self._tasks[key] = asyncio.ensure_future(work)
-        task.add_done_callback(lambda _: self._tasks.pop(key, None))
+        task.add_done_callback(lambda done: self._tasks.pop(key) if self._tasks.get(key) is done else None)
 
     def _on_message(self, message: FromClient) -> None:
         if isinstance(message, Hello):

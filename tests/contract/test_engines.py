@@ -367,6 +367,18 @@ def test_a_reader_that_goes_away_frees_its_call(bench):
     run(bench, body)
 
 
+def test_an_id_may_be_used_again_at_once(bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        expected = tokens_of(await collect(engine.generate(request("x", max_tokens=60))))
+        for _ in range(4):
+            async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+                await anext(stream)
+            assert tokens_of(await collect(engine.generate(request("a", max_tokens=60)))) == expected
+
+    run(bench, body)
+
+
 def test_a_request_id_runs_once(bench):
     async def body(made: Bench) -> None:
         engine = await made.engine()

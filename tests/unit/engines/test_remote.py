@@ -1,0 +1,195 @@
+"""The connection to an engine of another process, when the other side does not behave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from qwengyre.core import errors
+from qwengyre.core.errors import ConfigError, ContextOverflow, EngineUnavailable
+from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, Sampling
+from qwengyre.engines.remote import RemoteEngine
+from qwengyre.engines.server import EngineServer
+from qwengyre.engines.wire import LENGTH, MAX_FRAME_BYTES, Ask, Status, describe, rebuild
+from qwengyre.testing.engines import ScriptedEngine
+
+TOKEN = b"secret"
+
+
+def request(name: str, max_tokens: int = 5) -> GenerateRequest:
+    return GenerateRequest(name, np.arange(4, dtype=np.int32).tobytes(), Sampling(1.0, max_tokens, (), 0))
+
+
+def serve(body: Callable[[ScriptedEngine, EngineServer, str], Awaitable[None]], address: str = "tcp://127.0.0.1:0") -> None:
+    async def main() -> None:
+        engine = ScriptedEngine(held=True)
+        server = EngineServer(engine, token=TOKEN)
+        try:
+            await body(engine, server, await server.serve(address))
+        finally:
+            await server.close()
+            await engine.close()
+
+    asyncio.run(main())
+
+
+async def tokens(engine: RemoteEngine, name: str, max_tokens: int = 5) -> list[int]:
+    async with aclosing(engine.generate(request(name, max_tokens))) as stream:
+        return [token async for chunk in stream for token in chunk.token_ids]
+
+
+def test_without_the_token_there_is_no_service():
+    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+        stranger = RemoteEngine(address, token=b"guess")
+        with pytest.raises(EngineUnavailable, match="token"):
+            await stranger.connect()
+        assert engine.requests == []
+
+    serve(body)
+    with pytest.raises(ConfigError):
+        EngineServer(ScriptedEngine(), token=b"")
+
+
+@pytest.mark.parametrize("sent", [LENGTH.pack(MAX_FRAME_BYTES + 1), LENGTH.pack(3) + b"abc", b"GET / HTTP/1.1\r\n\r\n"])
+def test_bytes_that_are_no_frame_close_that_connection_alone(sent: bytes):
+    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+        host, port = address.removeprefix("tcp://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(sent)
+        assert await reader.read() == b""
+        writer.close()
+        await engine.grant("a/0", 5)
+        friend = RemoteEngine(address, token=TOKEN)
+        assert len(await tokens(friend, "a")) == 5
+        await friend.close()
+
+    serve(body)
+
+
+def test_an_order_before_the_hello_closes_the_connection():
+    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+        host, port = address.removeprefix("tcp://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        order = msgspec.msgpack.encode(Ask(0, "offload"))
+        writer.write(LENGTH.pack(len(order)) + order)
+        assert await reader.read() == b""
+        writer.close()
+        assert engine.capacity().kv_bytes_total > 0
+
+    serve(body)
+
+
+def test_a_lost_connection_ends_every_waiting_call_at_once_and_the_next_one_connects_again():
+    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+        remote = RemoteEngine(address, token=TOKEN)
+        waiting = [asyncio.create_task(tokens(remote, f"held-{index}")) for index in range(5)]
+        while len(engine.requests) < 5:
+            await asyncio.sleep(0)
+        for peer in list(server._peers):
+            peer.protocol.close()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(result, EngineUnavailable) for result in results)
+        while engine.capacity().running:
+            await asyncio.sleep(0)
+        await engine.grant("a/5", 5)
+        assert len(await tokens(remote, "a")) == 5
+        await remote.close()
+
+    serve(body)
+
+
+def test_a_silent_server_is_given_up():
+    async def main() -> None:
+        status = Status(
+            Capacity(0, 0, 1, 1, 1),
+            EngineStats(0, 0, 0, 0, 0, 0.0),
+            Capabilities("x", "x", 9, moves_kv=False, exact_logprobs=True),
+        )
+
+        async def greet_and_fall_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            body = msgspec.msgpack.encode(status)
+            writer.write(LENGTH.pack(len(body)) + body)
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(greet_and_fall_silent, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        remote = RemoteEngine(f"tcp://{host}:{port}", token=TOKEN, silence_deadline_s=0.05)
+        with pytest.raises(EngineUnavailable, match="silent"):
+            await tokens(remote, "a")
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_an_operation_has_a_deadline():
+    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+        remote = RemoteEngine(address, token=TOKEN, deadline_s=0.05)
+        await remote.connect()
+
+        async def never(request_ids: list[str]) -> None:
+            await asyncio.Event().wait()
+
+        engine.abort = never  # type: ignore[method-assign]
+        with pytest.raises(EngineUnavailable, match="abort"):
+            await remote.abort(["a"])
+        await remote.close()
+
+    serve(body)
+
+
+def test_nobody_there_is_an_error_with_the_address():
+    async def main() -> None:
+        with pytest.raises(EngineUnavailable, match=r"tcp://127\.0\.0\.1:1"):
+            await RemoteEngine("tcp://127.0.0.1:1", token=TOKEN).connect()
+
+    asyncio.run(main())
+
+
+def test_an_address_that_is_taken_is_a_config_error():
+    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+        with pytest.raises(ConfigError, match="cannot listen"):
+            await EngineServer(engine, token=TOKEN).serve(address)
+
+    serve(body)
+
+
+def test_a_unix_socket_serves_its_owner_only(tmp_path: Path):
+    path = tmp_path / "engine.sock"
+
+    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+        assert path.stat().st_mode & 0o077 == 0
+        await engine.grant("a/0", 5)
+        remote = RemoteEngine(address, token=TOKEN)
+        assert len(await tokens(remote, "a")) == 5
+        await remote.close()
+
+    serve(body, f"unix:{path}")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ContextOverflow(num_tokens=9, max_tokens=4),
+        errors.KVRefused("another version"),
+        errors.StaleRead("released"),
+        errors.TransferError("unreachable"),
+        errors.ModelRefused("no parameter"),
+    ],
+)
+def test_errors_keep_their_type_and_words_on_the_way(error: errors.QwenGyreError):
+    rebuilt = rebuild(describe(error))
+    assert type(rebuilt) is type(error)
+    assert str(rebuilt) == str(error)
+
+
+def test_an_error_that_cannot_be_rebuilt_is_unavailability_with_its_words():
+    rebuilt = rebuild(describe(errors.CellFailed(3, "stalled")))
+    assert isinstance(rebuilt, EngineUnavailable)
+    assert "stalled" in str(rebuilt)
