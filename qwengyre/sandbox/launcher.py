@@ -118,14 +118,14 @@ class Launcher:
         timeout_s = self.config.timeout_s or spec.task.agent_timeout_s
         with self.host.cgroup(files.folder.name) as (cgroup, fds):
             process = await self._start(spec, files, fds)
-            self._live[spec.execution] = (files.workspace, process)
+            self._live[files.folder.name] = (files.workspace, process)
             try:
                 code = await process.wait(timeout_s)
             finally:
-                self._live.pop(spec.execution, None)
+                self._live.pop(files.folder.name, None)
                 await process.kill()
             memory_kills = cgroup.memory_kills()
-        reason = self._over_limit.pop(spec.execution, "")
+        reason = self._over_limit.pop(files.folder.name, "")
         if memory_kills:
             reason = reason or f"killed at its memory limit of {self.config.limits.memory_mb} MB (limits.memory_mb)"
         tail = log_tail(files.log, secret=spec.key)
@@ -145,9 +145,9 @@ class Launcher:
         limits = self.config.limits
         while True:
             await asyncio.sleep(DISK_WATCH_PERIOD_S)
-            for execution, (workspace, process) in list(self._live.items()):
+            for name, (workspace, process) in list(self._live.items()):
                 if reason := disk_usage(workspace, limits.files).over(limits):
-                    self._over_limit[execution] = reason
+                    self._over_limit[name] = reason
                     await process.kill()
                 await asyncio.sleep(0)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -23,6 +24,8 @@ from qwengyre.sandbox.host import SandboxHost, log_tail
 from qwengyre.sandbox.isolation import RELAY_PORT, WORKSPACE, bwrap_arguments
 from qwengyre.sandbox.process import Process, Program, children, start, wait_readable
 from qwengyre.sandbox.zygote import receive, send
+
+log = logging.getLogger(__name__)
 
 PRELOAD_TIMEOUT_S: Final = 120.0
 HOLDER_TIMEOUT_S: Final = 60.0
@@ -168,11 +171,12 @@ class WarmStarter:
             exited.set_result(message["exit"])
 
     def _lose_zygote(self) -> None:
-        """The zygote died: its executions are over as far as we can know; the next start makes another zygote."""
+        """The zygote died: its harnesses are killed and scored as they are; the next start makes another zygote."""
         self._close_control()
+        log.error("zygote_died", extra={"num_harnesses": len(self._exits)})
         for exited in self._exits.values():
             if not exited.done():
-                exited.set_exception(SandboxError("the process that harnesses are forked from has died"))
+                exited.set_result(EXIT_AFTER_KILL)
 
     def _close_control(self) -> None:
         if self._control is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -428,6 +429,29 @@ def test_a_dead_zygote_is_replaced(kit):
         return first, await launcher.run_execution(spec(task), calls(1))
 
     assert {outcome.end for outcome in asyncio.run(kit.with_launcher(kit.config("warm"), use))} == {End.EXITED}
+
+
+def test_the_harnesses_of_a_dead_zygote_are_killed_and_scored(kit):
+    async def use(launcher: Launcher):
+        code = "import time; open('hello', 'w').close(); time.sleep(600)"
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(launcher.run_execution(spec(kit.task(code)), calls(1)))
+            while not list((kit.folder / "work").glob("e*/workspace/hello")):
+                await asyncio.sleep(0)
+            os.kill(launcher._warm._process.pid, signal.SIGKILL)
+        return running.result()
+
+    outcome = asyncio.run(kit.with_launcher(kit.config("warm"), use))
+    assert (outcome.end, outcome.validity, outcome.score, outcome.exit_code) == (End.CRASHED, Validity.VALID, 0.75, 137)
+
+
+def test_a_full_disk_stops_the_run_with_a_sentence(kit, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("qwengyre.sandbox.launcher.prepare_workspace", full)
+    with pytest.raises(SandboxError, match=r"no space left for workspaces in .* MB free\): free some, and resume the run"):
+        kit.run(kit.task(HELLO))
 
 
 @pytest.mark.parametrize(
