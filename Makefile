@@ -22,12 +22,17 @@ test-faults: setup  ## Slow: kill -9 of each process in mid-run; nothing that ha
 	$(BIN)/python -m pytest checks/test_faults.py
 
 HARNESSES := .harnesses
-test-harnesses: setup $(HARNESSES)/mini-swe-agent/.installed  ## Slow: harnesses of others, installed and run unchanged.
-	$(BIN)/python -m pytest checks/test_harnesses.py
+test-harnesses: setup $(HARNESSES)/mini-swe-agent/.installed $(HARNESSES)/node/.installed  ## Slow: harnesses of others, installed and run unchanged.
+	$(BIN)/python -m pytest checks/test_harnesses.py checks/test_node_harnesses.py
 
 $(HARNESSES)/mini-swe-agent/.installed:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check mini-swe-agent==2.4.6
+	@touch $@
+
+$(HARNESSES)/node/.installed:
+	npm install --no-audit --no-fund --silent --prefix $(@D) @anthropic-ai/claude-code@2.1.220 @openai/codex@0.171.0 \
+	  @qwen-code/qwen-code@0.24.4 opencode-ai@1.18.33 node@22
 	@touch $@
 
 lint: setup  ## Check style.
