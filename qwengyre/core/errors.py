@@ -27,7 +27,7 @@
     ├── SandboxError           isolation that cannot be given
     ├── EvaluatorFailed        the evaluator crashed: not a score of 0
     ├── WarmupFailed           the process that makes the policy to start from ended badly
-    │   └── PolicyCannotCopy
+    │   └── PolicyNotReady
     └── CellFailed             a cell died, stalled, or answered from another epoch
 
 A failed execution is data (`core.records.Outcome`), never an exception.
@@ -199,12 +199,10 @@ class WarmupFailed(QwenGyreError):
         super().__init__(f"the warm-up ended with exit code {exit_code}:\n{output}")
 
 
-class PolicyCannotCopy(WarmupFailed):
-    def __init__(self, accuracy: float, least: float):
-        self.accuracy, self.least = accuracy, least
-        QwenGyreError.__init__(
-            self, f"the policy copies {accuracy:.1%} of names and numbers, below {least:.1%}: raise warmup.num_demonstrations"
-        )
+class PolicyNotReady(WarmupFailed):
+    def __init__(self, skill: str, least: str):
+        self.skill, self.least = skill, least
+        QwenGyreError.__init__(self, f"the policy {skill}, but needs {least}: raise warmup.max_updates or num_demonstrations")
 
 
 class CellFailed(QwenGyreError):

@@ -18,16 +18,22 @@ class WarmupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Key and value heads; divides num_heads."""
     initializer_range: float = 0.08
     """Standard deviation of the first weights. With Hugging Face's 0.02 so small a model never learns to copy."""
-    num_demonstrations: int = 1700
+    num_demonstrations: int = 1500
     """Scripted executions to learn from."""
     tokens_per_batch: int = 1500
     """Tokens of one update, padding included."""
     learning_rate: float = 4e-3
-    """Peak; rises for 5 % of the updates, then falls to a tenth along a cosine."""
+    """Step size of AdamW; falls to a tenth over the last `settle_updates`."""
+    max_updates: int = 900
+    """Most updates at full step size; it ends as soon as the policy copies and knows operators well enough."""
+    settle_updates: int = 80
+    """Updates over which the step size falls."""
     emphasis: float = 6.0
     """Weight in the loss of names, numbers and operators against the words around them: without it copying comes late."""
-    min_copy_accuracy: float = 0.9
-    """Share of names and numbers that the model must copy right in the end: below, reinforcement learning would get nowhere."""
+    min_copying: float = 0.96
+    """Share of names and numbers that the model must copy right: below, reinforcement learning would get nowhere."""
+    min_operators: float = 0.5
+    """Share of what the demonstrations tell about operators that it must know. This is learned last."""
     num_threads: int = 1
     """CPU threads of torch."""
     right_operator: float = 0.32
@@ -48,7 +54,7 @@ class WarmupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Chance, after every tool result, that the demonstrator's context is full."""
 
     def __post_init__(self) -> None:
-        for name in ("num_demonstrations", "tokens_per_batch", "num_threads"):
+        for name in ("num_demonstrations", "tokens_per_batch", "max_updates", "settle_updates", "num_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.hidden_size % self.num_heads:

@@ -1,4 +1,4 @@
-"""From nothing to a policy: play demonstrations, learn a tokenizer, fit the model, measure whether it copies."""
+"""From nothing to a policy: play demonstrations, learn a tokenizer, fit the model until it is ready."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import numpy as np
 import torch
 import transformers
 
-from qwengyre.core.errors import PolicyCannotCopy
+from qwengyre.core.errors import PolicyNotReady
 from qwengyre.warmup.config import WarmupConfig
 from qwengyre.warmup.demonstrations import Demonstration, demonstrate
 from qwengyre.warmup.rows import RowBuilder
-from qwengyre.warmup.tokenizer import is_copied, is_decided, learn_tokenizer
-from qwengyre.warmup.training import batches, copy_accuracy, fit, new_model
+from qwengyre.warmup.skill import measure
+from qwengyre.warmup.tokenizer import is_decided, learn_tokenizer
+from qwengyre.warmup.training import batch_stream, fit, new_model
 
 NUM_FOR_TOKENIZER = 200
 NUM_HELD_BACK = 40
-_SAY_EVERY = 20
+MEASURE_EVERY = 20
 
 
 def make_policy(config: WarmupConfig, seed: int, folder: Path, progress: Callable[[str], None]) -> None:
-    """Train a policy and save it in `folder`. Raises PolicyCannotCopy if it would be no use to start from."""
+    """Train a policy and save it in `folder`. Raises PolicyNotReady if it is no use to start from."""
     torch.set_num_threads(config.num_threads)
     transformers.utils.logging.disable_progress_bar()
     progress(f"warm-up: playing {config.num_demonstrations} demonstrations")
@@ -36,22 +37,21 @@ def make_policy(config: WarmupConfig, seed: int, folder: Path, progress: Callabl
     held_back = list(itertools.chain.from_iterable(rows[:NUM_HELD_BACK]))
     learned = list(itertools.chain.from_iterable(rows[NUM_HELD_BACK:]))
     model = new_model(config, tokenizer, seed)
-    updates = batches(learned, config.tokens_per_batch, np.random.default_rng([seed, 4]))
+    stream = batch_stream(learned, config.tokens_per_batch, np.random.default_rng([seed, 4]))
     weight_V = torch.from_numpy(np.where(is_decided(tokenizer), config.emphasis, 1.0).astype(np.float32))
-    fit(model, updates, weight_V, config, _reporter(progress))
-    accuracy = copy_accuracy(model, held_back, is_copied(tokenizer))
-    progress(f"warm-up: copies {accuracy:.1%} of names and numbers right")
-    if accuracy < config.min_copy_accuracy:
-        raise PolicyCannotCopy(accuracy, config.min_copy_accuracy)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def _reporter(progress: Callable[[str], None]) -> Callable[[int, int, float], None]:
     start = time.monotonic()
 
-    def report(done: int, total: int, loss: float) -> None:
-        if done % _SAY_EVERY == 0 or done == total:
-            progress(f"warm-up: update {done} of {total}, loss {loss:.3f}, {time.monotonic() - start:.0f} s")
+    def is_ready(done: int, loss: float) -> bool:
+        if done % MEASURE_EVERY:
+            return False
+        skill = measure(model, held_back, tokenizer, config)
+        progress(f"warm-up: update {done}, loss {loss:.3f}, {skill}, {time.monotonic() - start:.0f} s")
+        return skill.copying >= config.min_copying and skill.operators >= config.min_operators
 
-    return report
+    fit(model, stream, weight_V, config, is_ready)
+    skill = measure(model, held_back, tokenizer, config)
+    progress(f"warm-up: {skill}")
+    if skill.copying < config.min_copying or skill.operators < config.min_operators:
+        raise PolicyNotReady(str(skill), f"{config.min_copying:.0%} copying and {config.min_operators:.0%} of the operators")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -54,10 +54,14 @@ def is_copied(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     return np.array([token.isdigit() or token in NAMES for token in tokens])
 
 
+def is_operator(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """By token id, whether it is a Python operator of the family."""
+    return np.isin(tokenizer.convert_ids_to_tokens(range(len(tokenizer))), list(OPERATORS.values()))
+
+
 def is_decided(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """By token id, whether it is a name, a number or an operator: all that tells one tool call from another."""
-    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    return is_copied(tokenizer) | np.isin(tokens, list(OPERATORS.values()))
+    return is_copied(tokenizer) | is_operator(tokenizer)
 
 
 def _byte_tokenizer(phrases: Sequence[str] = ()) -> Tokenizer:

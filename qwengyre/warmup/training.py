@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -13,6 +13,10 @@ from qwengyre.warmup.config import WarmupConfig
 from qwengyre.warmup.rows import Row
 
 IGNORED = -100
+RISE_UPDATES = 20
+"""Updates over which the step size rises."""
+FLOOR = 0.1
+"""Share of the step size at the end."""
 
 
 def new_model(config: WarmupConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
@@ -49,51 +53,67 @@ def batches(rows: Sequence[Row], tokens_per_batch: int, rng: np.random.Generator
     return [groups[index] for index in rng.permutation(len(groups))]
 
 
+def batch_stream(rows: Sequence[Row], tokens_per_batch: int, rng: np.random.Generator) -> Iterator[list[Row]]:
+    """Batches without end: all rows, batched anew, again and again."""
+    while True:
+        yield from batches(rows, tokens_per_batch, rng)
+
+
 def fit(
     model: Qwen3ForCausalLM,
-    updates: Sequence[Sequence[Row]],
+    stream: Iterator[Sequence[Row]],
     weight_V: torch.Tensor,
     config: WarmupConfig,
-    progress: Callable[[int, int, float], None],
-) -> None:
-    """One AdamW update per batch of `updates`, in order; `progress(done, total, loss)` after each.
+    is_ready: Callable[[int, float], bool],
+) -> int:
+    """One AdamW update per batch at full step until `is_ready(updates so far, loss)`, then let it settle; return how many.
 
-    The loss is the mean over the learned tokens, weighted by token id with `weight_V`.
+    The loss is the mean over the learned tokens, weighted by token id with `weight_V`. `max_updates` counts full steps.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
-    for index, rows in enumerate(updates):
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * _schedule(index / len(updates))
-        token_ids_BT, targets_BT = _pad(rows, model.config.pad_token_id)
-        logits = model(input_ids=token_ids_BT, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits[:, :-1].flatten(0, 1), targets_BT[:, 1:].flatten(), weight=weight_V, ignore_index=IGNORED
-        )
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        progress(index + 1, len(updates), float(loss.detach()))
+    num_full, ready = 0, False
+    while not ready and num_full < config.max_updates:
+        rise = min(1.0, (num_full + 1) / RISE_UPDATES)
+        loss = _update(model, optimizer, next(stream), weight_V, config.learning_rate * rise)
+        num_full += 1
+        ready = is_ready(num_full, loss)
+    for index in range(config.settle_updates):
+        share = FLOOR + (1 - FLOOR) * 0.5 * (1 + math.cos(math.pi * index / config.settle_updates))
+        _update(model, optimizer, next(stream), weight_V, config.learning_rate * share)
+    return num_full + config.settle_updates
+
+
+def _update(
+    model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, rows: Sequence[Row], weight_V: torch.Tensor, learning_rate: float
+) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    token_ids_BT, targets_BT = _pad(rows, model.config.pad_token_id)
+    logits = model(input_ids=token_ids_BT, use_cache=False).logits
+    loss = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), targets_BT[:, 1:].flatten(), weight=weight_V, ignore_index=IGNORED
+    )
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return float(loss.detach())
 
 
 @torch.no_grad()
-def copy_accuracy(model: Qwen3ForCausalLM, rows: Sequence[Row], is_copied: np.ndarray) -> float:
-    """Share of the learned tokens with `is_copied` (by token id) that the model finds most likely."""
-    num_right = num_copied = 0
+def score_tokens(model: Qwen3ForCausalLM, rows: Sequence[Row], is_scored: np.ndarray) -> tuple[float, float]:
+    """Over the learned tokens with `is_scored` (by token id): share that the model finds most likely, mean nats to say them."""
+    num_right, num_scored, nats = 0, 0, 0.0
     for row in rows:
-        token_ids_T = row.token_ids_T.astype(np.int64)
-        copied_T = row.learned_T & is_copied[token_ids_T]
-        logits = model(input_ids=torch.from_numpy(token_ids_T[None]), use_cache=False).logits
-        likeliest_T = logits[0, :-1].argmax(-1).numpy()
-        num_right += int((likeliest_T == token_ids_T[1:])[copied_T[1:]].sum())
-        num_copied += int(copied_T.sum())
-    return num_right / max(num_copied, 1)
-
-
-def _schedule(done: float, rise: float = 0.05, floor: float = 0.1) -> float:
-    if done < rise:
-        return (done + 1e-3) / rise
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * (done - rise) / (1 - rise)))
+        token_ids_T = torch.from_numpy(row.token_ids_T.astype(np.int64))
+        scored_T = torch.from_numpy(row.learned_T & is_scored[row.token_ids_T])[1:]
+        if scored_T.any():
+            logits = model(input_ids=token_ids_T[None], use_cache=False).logits[0, :-1][scored_T]
+            targets = token_ids_T[1:][scored_T]
+            num_right += int((logits.argmax(-1) == targets).sum())
+            num_scored += len(targets)
+            nats += float(torch.nn.functional.cross_entropy(logits, targets, reduction="sum"))
+    return num_right / max(num_scored, 1), nats / max(num_scored, 1)
 
 
 def _pad(rows: Sequence[Row], pad: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -16,7 +17,8 @@ from qwengyre.warmup import warm_up
 from qwengyre.warmup.config import WarmupConfig
 
 TINY = WarmupConfig(
-    hidden_size=32, num_heads=2, num_kv_heads=1, num_demonstrations=60, min_copy_accuracy=0.0, num_threads=1
+    hidden_size=32, num_heads=2, num_kv_heads=1, num_demonstrations=60, max_updates=25, settle_updates=5,
+    min_copying=0.0, min_operators=-99.0,
 )  # fmt: skip
 
 pytestmark = pytest.mark.integration
@@ -50,9 +52,9 @@ def test_the_second_time_it_is_found(made):
     assert [path.name for path in folder.parent.iterdir()] == [folder.name], "nothing unfinished stays"
 
 
-def test_a_policy_that_cannot_copy_is_refused_and_not_cached(tmp_path: Path):
-    strict = WarmupConfig(hidden_size=32, num_heads=2, num_kv_heads=1, num_demonstrations=5, min_copy_accuracy=1.0, num_threads=1)
-    with pytest.raises(WarmupFailed, match="num_demonstrations"):
+def test_a_policy_that_is_not_ready_is_refused_and_not_cached(tmp_path: Path):
+    strict = msgspec.structs.replace(TINY, num_demonstrations=5, min_copying=1.0)
+    with pytest.raises(WarmupFailed, match=r"raise warmup\.max_updates"):
         warm_up(strict, tmp_path, seed=0)
     assert list((tmp_path / "policies").iterdir()) == []
 
