@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final, Protocol
 
 from qwengyre.core.arrays import LOGPROB, TOKEN, pack
-from qwengyre.core.errors import EngineUnavailable, QwenGyreError, TokenCountMismatch
+from qwengyre.core.errors import EngineUnavailable, JournalError, QwenGyreError, TokenCountMismatch
 from qwengyre.core.ids import ServerId
 from qwengyre.core.state_machine import advance
 from qwengyre.engines.api import Engine, GenerateRequest, Sampling, TokenChunk
@@ -146,10 +146,15 @@ class LiveCall:
             self._abandon()
             return
         self._stop_engine(Why.LEFT)
+        await self.wait_concluded(deadline_s)
+
+    async def wait_concluded(self, deadline_s: float) -> None:
+        """Until the record is closed. An engine that owes its last tokens longer than the deadline owes them for good."""
         try:
             async with asyncio.timeout(deadline_s):
                 await self.concluded.wait()
         except TimeoutError:
+            log.warning("engine_does_not_stop", extra={"call": self.tokens.id, "server": self._server})
             self._abandon()
             self.task.cancel()
 
@@ -318,7 +323,10 @@ class LiveCall:
         self.failure = error
         self._parked.set()
         if not self.concluded.is_set():
-            self._close("error", abandoned=True, position=len(self.answer.deltas), detail=str(error))
+            try:
+                self._close("error", abandoned=True, position=len(self.answer.deltas), detail=str(error))
+            except JournalError:  # the gateway is stopping because of it
+                self.concluded.set()
         self.answer.end()
 
     # --- stopping and moving ---------------------------------------------------------------------------------------------

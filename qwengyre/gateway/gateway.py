@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from qwengyre.core.errors import ConfigError, EngineError
+from qwengyre.core.errors import ConfigError, EngineError, JournalError
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import Engine
 from qwengyre.gateway.answer_log import AnswerLog, Reader
@@ -78,13 +78,16 @@ class Gateway:
         self._closed: dict[ExecutionId, Session] = {}
         self._num_sessions = 0
         self._tasks: asyncio.TaskGroup | None = None
+        self._until = asyncio.Event()
+        self.broken: JournalError | None = None
+        """Why the gateway had to stop by itself."""
 
     # --- life ------------------------------------------------------------------------------------------------------------
 
     async def serve(self, until: asyncio.Event) -> None:
         """Run the tasks of all calls until `until` is set."""
         async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
+            self._tasks, self._until = tasks, until
             await until.wait()
             for execution in list(self.executions.values()):
                 for call in list(execution.live.values()):
@@ -139,7 +142,15 @@ class Gateway:
                 self._relearn(session, record)
 
     def journal(self, record: GatewayRecord) -> None:
-        self._journal.append(record)
+        """Raises the JournalError family; then nothing can be promised any more, and the gateway stops (`broken` says why)."""
+        try:
+            self._journal.append(record)
+        except JournalError as error:
+            if self.broken is None:
+                log.critical("journal_broken", extra={"reason": str(error)})
+                self.broken = error
+                self._until.set()
+            raise
 
     async def wait_durable(self) -> None:
         if self._journal.policy == "disk":
@@ -262,7 +273,7 @@ class Gateway:
         if live is None:
             return None
         if not live.is_attended:
-            await live.concluded.wait()
+            await live.wait_concluded(CUT_DEADLINE_S)
             execution.live.pop(live.tokens.asked.call, None)
             return None
         return live if headers.get("x-stainless-retry-count", "0") != "0" else None

@@ -10,6 +10,7 @@ from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules, RequestText
 from qwengyre.trajectory.match import Turn
 from qwengyre.trajectory.records import RoleHints
 
+MAX_FOUND = 4096
 MIN_QUOTE_CHARS = 40
 """Shorter answers ("done") stand in fresh contexts by accident."""
 _PARTS = (("<summary>", "</summary>"), ("<state_snapshot>", "</state_snapshot>"))
@@ -20,6 +21,7 @@ class HintReader:
 
     def __init__(self, rules: Sequence[HarnessRules] = BUILTIN):
         self._rules, self._headers = rules, captured_headers(rules)
+        self._found: dict[tuple[int, int, int], tuple[str, ...]] = {}
 
     def read(
         self, request: ModelRequest, headers: Mapping[str, str], is_fresh: bool, answers: Mapping[CallId, Turn]
@@ -32,10 +34,20 @@ class HintReader:
             system_digest=request.system_digest.hex(),
             tools_digest=request.tools.digest.hex(),
             num_tools=len(request.tools.specs),
-            markers=find_markers(texts, self._rules),
+            markers=self._markers(texts),
             quotes=_quotes(request, answers) if is_fresh else None,
             replays=_replays(request, answers) if is_fresh else None,
         )
+
+    def _markers(self, texts: RequestTexts) -> tuple[str, ...]:
+        """Large prompts come again at every call: look once."""
+        key = (hash(texts.system), hash(texts.first_user), hash(texts.last))
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= MAX_FOUND:
+                self._found.clear()
+            found = self._found[key] = find_markers(texts, self._rules)
+        return found
 
 
 def _quotes(request: ModelRequest, answers: Mapping[CallId, Turn]) -> CallId | None:

@@ -58,8 +58,12 @@ class Rendering:
         tokenizer = FastTokenizer.from_folder(model)
         try:
             config = _renderer_config(renderer)
-            return cls(tokenizer, renderers.create_renderer(tokenizer, config))
-        except (ValueError, TypeError, AssertionError, KeyError) as error:
+            own = renderers.load_tokenizer(str(model)) if renderer.get("name") == "default" else tokenizer
+            return cls(tokenizer, renderers.create_renderer(own, config))
+        except AttributeError as error:
+            known = "name one, such as qwen3 or qwen3.5; `default` uses the tokenizer's own template"
+            raise ConfigError(f"no renderer is known for {model}: {known}", key="gateway.renderer.name") from error
+        except (ValueError, TypeError, AssertionError, KeyError, OSError, ImportError) as error:
             raise ConfigError(f"this renderer cannot be used with {model}: {error}", key="gateway.renderer") from error
 
     def render(self, turns: Sequence[Turn], tools: Sequence[dict]) -> np.ndarray:

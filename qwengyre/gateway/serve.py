@@ -154,6 +154,8 @@ async def serve(config: GatewayProcessConfig) -> None:
             _write_whole(Path(config.ready_file), msgspec.json.encode(server.listening))
         log.info("gateway_ready", extra=msgspec.to_builtins(server.listening))
         await server.stop.wait()
+    if server.gateway.broken is not None:
+        raise server.gateway.broken
 
 
 def _rules(file: str) -> tuple[HarnessRules, ...]:

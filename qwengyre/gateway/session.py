@@ -13,7 +13,7 @@ from qwengyre.core.ids import CallId
 from qwengyre.gateway.call_tokens import CallRows, CallTokens
 from qwengyre.gateway.hints import HintReader
 from qwengyre.gateway.protocol.deltas import AnswerSoFar
-from qwengyre.gateway.protocol.request import ItemCache, ModelRequest
+from qwengyre.gateway.protocol.request import InvalidRequest, ItemCache, ModelRequest
 from qwengyre.gateway.records import Asked, Opened
 from qwengyre.gateway.rendering import How, Rendering
 from qwengyre.trajectory.match import Answer, ContextIndex, Match, ToolUse, Turn, digest
@@ -57,9 +57,12 @@ class Session:
         return request.tools.digest or NO_TOOLS
 
     def place(self, request: ModelRequest) -> Placement:
-        """Find the request's place and encode what is new in it. Raises ContextOverflow."""
+        """Find the request's place and encode what is new in it. Raises ContextOverflow, InvalidRequest."""
         matched = self.index.match(self.root(request), request.turns)
-        placement = self._again(matched) if matched.earlier else self._anew(request, matched)
+        try:
+            placement = self._again(matched) if matched.earlier else self._anew(request, matched)
+        except (ValueError, TypeError, LookupError) as error:
+            raise InvalidRequest(f"this model's chat template refuses the conversation: {error}") from error
         if placement.num_prompt - placement.first_index >= self.opened.max_context_tokens:
             raise ContextOverflow(num_tokens=placement.num_prompt, max_tokens=self.opened.max_context_tokens)
         return placement

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from qwengyre.core.errors import EngineUnavailable
+from qwengyre.core.errors import EngineUnavailable, JournalFull
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.testing.asgi_client import begin
 from qwengyre.testing.engines import ScriptedEngine
@@ -180,5 +180,32 @@ def test_a_close_keeps_the_last_tokens_of_running_calls(bench):
             await exchange.finish()
             assert session.rows[0].ended.abandoned and session.rows[0].ended.num_sampled == 5
             assert b"closed" in exchange.body
+
+    asyncio.run(scenario())
+
+
+class FullJournal:
+    """Has room for `left` more records."""
+
+    policy = "os"
+
+    def __init__(self, left: int):
+        self._left = left
+
+    def append(self, record):
+        self._left -= 1
+        if self._left < 0:
+            raise JournalFull("gateway.journal", num_bytes=1, reason="no space left on device")
+
+
+@pytest.mark.parametrize("left", [0, 1, 3, 20])
+def test_full_disk_stops_the_gateway_and_tells_the_client(bench, left):
+    async def scenario():
+        async with bench.running():
+            execution = await bench.open(engine=bench.says(SAID))
+            bench.gateway._journal = FullJournal(left)
+            exchange = await ask(bench, execution, "/v1/chat/completions", stream=False).finish()
+            assert exchange.status == 500 and b"no space left" in exchange.body
+            assert bench.stop.is_set() and "no space left" in str(bench.gateway.broken)
 
     asyncio.run(scenario())
