@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import msgspec
@@ -17,6 +18,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
+from qwengyre.bench import trl_rows
 from qwengyre.bench.measure import Measured, measure
 from qwengyre.bench.recorded import CAPTURES, recorded_case, recorded_trees
 from qwengyre.bench.trees import VOCABULARY, Case, Cost, shared_prompt, sharing_most, side_branches
@@ -145,6 +147,8 @@ class Work:
         found = {"flattened": self.flattened, "chains": self.chains, "chains-chunked": self.chunked}
         if self.row.num_rows <= MAX_DENSE_ROWS:
             found["dense"] = self.dense
+        if (packing := trl_rows.packing_module()) is not None:
+            found["trl"] = lambda: self.trl(packing)
         return found
 
     def chains(self) -> Tensor:
@@ -183,6 +187,28 @@ class Work:
         model.model.set_attn_implementation("bench-dense")
         model.num_attention_layers = 0
         return model.train(self.row, self.targets, lambda logp: self.coef_O).logp_O
+
+    def trl(self, packing: ModuleType) -> Tensor:
+        """TRL's layout and its gathered keys."""
+        seen, fresh_P, rows_O = set(), [], []
+        for rows_T in self.row.rows_P:
+            fresh_T = np.array([row not in seen for row in rows_T.tolist()])
+            fresh_T[0] = False
+            seen.update(rows_T.tolist())
+            fresh_P.append(fresh_T)
+            rows_O.append(rows_T[fresh_T])
+        packed = trl_rows.pack(packing, self.paths, fresh_P)
+        row_of_target_O = np.concatenate(rows_O)
+        packed["targets"] = torch.from_numpy(self.row.token_ids_R[row_of_target_O].astype(np.int64))
+        row, targets, order = trl_rows.as_row(packed)
+        at_O = torch.from_numpy(row_of_target_O[order])
+        coef_R, logp_R = torch.zeros(self.row.num_rows), torch.zeros(self.row.num_rows)
+        coef_R[self.token_row_O] = self.coef_O
+        model = TreeModel(self.model, TrainerConfig(chunk_tokens=1 << 20))
+        model.model.set_attn_implementation(trl_rows.register(packed))
+        model.num_attention_layers = 0
+        logp_R[at_O] = model.train(row, targets, lambda logp: coef_R[at_O]).logp_O
+        return logp_R[self.token_row_O]
 
     def _visible(self) -> np.ndarray:
         visible = np.zeros((self.row.num_rows, self.row.num_rows), bool)
