@@ -30,7 +30,9 @@ class RemoteEngine:
         self._connecting = asyncio.Lock()
         self._numbers = itertools.count()
         self._names: dict[str, str] = {}
-        """Request id -> name on the wire, used once: chunks of a call that was given up cannot reach its successor."""
+        """Request id -> its name on the wire."""
+        self._ending: set[str] = set()
+        """Names of calls that were given up and whose last chunk is still to come: not to be used meanwhile."""
         self._answers: dict[int, asyncio.Future[Answer]] = {}
         self._streams: dict[str, asyncio.Queue[TokenChunk | QwenGyreError]] = {}
         self._status: Status | None = None
@@ -46,7 +48,8 @@ class RemoteEngine:
         request_id = request.request_id
         if request_id in self._names:
             raise EngineUnavailable(f"request {request_id} is running already")
-        name = self._names[request_id] = f"{request_id}/{next(self._numbers)}"
+        name = f"{request_id}/{next(self._numbers)}" if request_id in self._ending else request_id
+        self._names[request_id] = name
         stream = self._streams[name] = asyncio.Queue()
         protocol, finished = None, False
         try:
@@ -62,6 +65,7 @@ class RemoteEngine:
         finally:
             del self._streams[name], self._names[request_id]
             if not finished and protocol is not None and self._protocol is protocol:
+                self._ending.add(name)
                 protocol.send(Ask(next(self._numbers), "abort", request_ids=[name]))
 
     async def abort(self, request_ids: list[str]) -> None:
@@ -152,17 +156,21 @@ class RemoteEngine:
         self._heard_at = asyncio.get_running_loop().time()
         if isinstance(message, Chunks):
             for chunk in message.chunks:
-                if stream := self._streams.get(chunk.request_id):
-                    stream.put_nowait(chunk)
+                self._pass_on(chunk.request_id, chunk, is_last=chunk.finish_reason is not None)
         elif isinstance(message, Status):
             self._status = message
             if self._welcome is not None and not self._welcome.done():
                 self._welcome.set_result(None)
         elif isinstance(message, Failed):
-            if stream := self._streams.get(message.request_id):
-                stream.put_nowait(rebuild(message.failure))
+            self._pass_on(message.request_id, rebuild(message.failure), is_last=True)
         elif (future := self._answers.get(message.number)) and not future.done():
             future.set_result(message)
+
+    def _pass_on(self, name: str, item: TokenChunk | QwenGyreError, *, is_last: bool) -> None:
+        if stream := self._streams.get(name):
+            stream.put_nowait(item)
+        elif is_last:
+            self._ending.discard(name)
 
     def _watch_silence(self) -> None:
         loop = asyncio.get_running_loop()
@@ -180,6 +188,7 @@ class RemoteEngine:
 
     def _on_lost(self, error: EngineUnavailable) -> None:
         self._protocol = None
+        self._ending.clear()
         if self._watch is not None:
             self._watch.cancel()
         if self._welcome is not None and not self._welcome.done():

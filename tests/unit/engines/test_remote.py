@@ -64,7 +64,7 @@ def test_bytes_that_are_no_frame_close_that_connection_alone(sent: bytes):
         writer.write(sent)
         assert await reader.read() == b""
         writer.close()
-        await engine.grant("a/0", 5)
+        await engine.grant("a", 5)
         friend = RemoteEngine(address, token=TOKEN)
         assert len(await tokens(friend, "a")) == 5
         await friend.close()
@@ -97,7 +97,7 @@ def test_a_lost_connection_ends_every_waiting_call_at_once_and_the_next_one_conn
         assert all(isinstance(result, EngineUnavailable) for result in results)
         while engine.capacity().running:
             await asyncio.sleep(0)
-        await engine.grant("a/5", 5)
+        await engine.grant("a", 5)
         assert len(await tokens(remote, "a")) == 5
         await remote.close()
 
@@ -165,7 +165,7 @@ def test_a_unix_socket_serves_its_owner_only(tmp_path: Path):
 
     async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
         assert path.stat().st_mode & 0o077 == 0
-        await engine.grant("a/0", 5)
+        await engine.grant("a", 5)
         remote = RemoteEngine(address, token=TOKEN)
         assert len(await tokens(remote, "a")) == 5
         await remote.close()
