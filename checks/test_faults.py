@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,17 @@ def test_a_resumed_run_goes_on_after_the_death_of_the_controller(tmp_path: Path)
     kit.run("--resume", str(folder.path))
     expect_a_whole_run(folder, before)
     assert [record.resumed for record in metrics(folder, RunBegan)] == [False, True]
+
+
+def test_a_full_disk_stops_the_run_with_what_to_do_and_nothing_is_lost(tmp_path: Path):
+    kit = RunKit(tmp_path, steps=STEPS, turns=4)
+    process = kit.start()
+    kit.wait_until(lambda: in_mid_run(kit), process)
+    _, most = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1, most))
+    assert process.wait() == 2, kit.output()
+    assert "free some space" in kit.output() and "Traceback" not in kit.output()
+    folder = kit.run_folder()
+    before = executions_done(folder)
+    kit.run("--resume", str(folder.path))
+    expect_a_whole_run(folder, before)

@@ -30,6 +30,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Start a lost cell again; it comes back in the rollout role."""
     max_concurrent_harnesses: int = 64
     """Most harness processes at once on this machine."""
+    give_up_after: int = 16
+    """Executions in a row that never called the model, could not be set up or could not be scored: then the run stops. 0: never."""
     keep_checkpoints: int = 3
     """How many checkpoints stay on disk."""
     audit_logprobs: bool = True
@@ -44,6 +46,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for key in ("start_timeout_s", "operation_timeout_s", "compute_timeout_s", "collective_timeout_s", "heartbeat_s"):
             if getattr(self, key) <= 0:
                 raise ValueError(f"{key} must be above 0")
+        if self.give_up_after < 0:
+            raise ValueError("give_up_after must not be negative")
 
 
 class TasksConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -19,6 +19,7 @@ from qwengyre.runtime.driver import Driver, RunClock
 from qwengyre.runtime.executions import Executions, GroupPlan
 from qwengyre.runtime.fleet import Fleet
 from qwengyre.runtime.gateway_client import GatewayClient
+from qwengyre.runtime.give_up import Patience
 from qwengyre.runtime.observer import Observer
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
 from qwengyre.runtime.records import ExecutionDone
@@ -75,6 +76,7 @@ class Controller:
         self._losses: dict[int, deque[float]] = {}
         """When each cell was lost, the last few times."""
         self._num_dispatched = {"train": 0, "evaluation": 0}
+        self._patience = Patience(config.runtime.give_up_after)
         self.driver = Driver(stations.scheduler, stations.journal, stations.clock, self._handlers())
         self.driver.on_decided = self._on_decided
         self.fleet.on_lost = self._on_cell_lost
@@ -128,6 +130,7 @@ class Controller:
         self.done[execution] = done
         self.driver.journal.append(done)
         self.observer.see_execution(done)
+        self._patience.see(done.outcome)
         self.post(ev.ExecutionEnded, execution=execution, attempt=command.attempt)
 
     async def route(self, command: cmd.Route) -> None:

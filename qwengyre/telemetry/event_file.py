@@ -20,7 +20,7 @@ class EventFile:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"events.out.tfevents.{wall_time:.6f}.qwengyre.{os.getpid()}"
-        self._file = open(self.path, "ab")  # noqa: SIM115 (closed by `close`)
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         self._write(_double(1, wall_time) + _bytes(3, b"brain.Event:2"))
 
     def add(self, values: Mapping[str, float], *, step: int, wall_time: float) -> None:
@@ -34,7 +34,6 @@ class EventFile:
     def _write(self, payload: bytes) -> None:
         length = struct.pack("<Q", len(payload))
         self._file.write(length + _masked_crc(length) + payload + _masked_crc(payload))
-        self._file.flush()
 
 
 def _varint(value: int) -> bytes:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from qwengyre.core.errors import JournalCorrupt
+from qwengyre.core.errors import JournalCorrupt, JournalFull
 from qwengyre.telemetry.event_file import EventFile
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.records import MetricRecord, scalars
@@ -21,17 +23,23 @@ class Metrics:
 
     def __init__(self, folder: RunFolder):
         _cut_torn_line(folder.metrics)
-        self._file = open(folder.metrics, "ab")  # noqa: SIM115 (closed by `close`)
+        self._file = open(folder.metrics, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
         self._events = EventFile(folder.tensorboard, wall_time=time.time())
         self._encode = msgspec.json.Encoder().encode
 
     def record(self, record: MetricRecord) -> None:
-        """Append one record; it is visible to readers at once."""
-        self._file.write(self._encode(record) + b"\n")
-        self._file.flush()
+        """Append one record; it is visible to readers at once. Raises JournalFull when there is no room for it."""
+        line = self._encode(record) + b"\n"
         step, values = scalars(record)
-        if values:
-            self._events.add(values, step=int(record.at) if step is None else step, wall_time=time.time())
+        end = self._file.tell()
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if values:
+                self._events.add(values, step=int(record.at) if step is None else step, wall_time=time.time())
+        except OSError as error:
+            self._file.truncate(end)
+            raise JournalFull(self._file.name, num_bytes=len(line), reason=error.strerror or str(error)) from error
 
     def close(self) -> None:
         self._file.close()

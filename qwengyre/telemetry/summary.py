@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from qwengyre.core.errors import JournalFull
+
 
 class Summary(msgspec.Struct, kw_only=True):
     """Scores are means over held-out tasks; None until measured. Counts are of the whole run, resumes included."""
@@ -55,14 +57,18 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 def write_summary(path: str | Path, summary: Summary) -> None:
-    """Replace the file as a whole: a reader sees the old or the new one."""
+    """Replace the file as a whole: a reader sees the old or the new one. Raises JournalFull when there is no room for it."""
     path = Path(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(beside, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    data = msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+    try:
+        with open(beside, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError as error:
+        raise JournalFull(str(path), num_bytes=len(data), reason=error.strerror or str(error)) from error
 
 
 def read_summary(path: str | Path) -> Summary | None:

@@ -107,7 +107,7 @@ class RunKit:
         write_tiny_qwen3(model, vocab_size=byte_tokenizer().get_vocab_size())
         for name, count in (("train", 3), ("held-out", 2)):
             for index in range(count):
-                self._task(folder / name / f"{name}-{index}")
+                self.task(folder / name / f"{name}-{index}")
         harness = folder / "harness.py"
         harness.write_text(HARNESS)
         self.run_file = folder / "run.toml"
@@ -121,17 +121,17 @@ class RunKit:
         quoted = {name: json.dumps(str(path)) for name, path in paths.items()}
         self.run_file.write_text(RUN.format(**quoted, steps=steps, turns=turns, max_tokens=max_tokens))
 
-    def _task(self, folder: Path) -> None:
+    def task(self, folder: Path, test_sh: str = TEST_SH) -> None:
         (folder / "environment").mkdir(parents=True)
         (folder / "tests").mkdir()
         (folder / "task.toml").write_text('version = "1.0"\n[agent]\ntimeout_sec = 300.0\n[verifier]\ntimeout_sec = 60.0\n')
         (folder / "instruction.md").write_text(f"Write letters about {folder.name}.\n")
-        (folder / "tests" / "test.sh").write_text(TEST_SH)
+        (folder / "tests" / "test.sh").write_text(test_sh)
 
     def start(self, *arguments: str) -> subprocess.Popen:
-        """The program, with its output in `output.log`."""
-        program = [sys.executable, "-c", "from qwengyre.cli.main import main; main()", "--debug", "train"]
-        given = [str(self.run_file), "--runs-dir", str(self.folder / "runs")] if not arguments else []
+        """The program, with its output in `output.log`: the kit's run, unless `arguments` resume one."""
+        program = [sys.executable, "-c", "from qwengyre.cli.main import main; main()", "train"]
+        given = [] if "--resume" in arguments else [str(self.run_file), "--runs-dir", str(self.folder / "runs")]
         log = open(self.folder / "output.log", "ab")  # noqa: SIM115 (the child writes it)
         return subprocess.Popen([*program, *given, *arguments], stdout=log, stderr=subprocess.STDOUT)
 
@@ -141,8 +141,9 @@ class RunKit:
         assert process.wait() == 0, self.output()
         return self.run_folder()
 
-    def output(self) -> str:
-        return (self.folder / "output.log").read_text(errors="replace")[-6000:]
+    def output(self, *, whole: bool = False) -> str:
+        text = (self.folder / "output.log").read_text(errors="replace")
+        return text if whole else text[-6000:]
 
     def run_folder(self) -> RunFolder:
         [path] = (self.folder / "runs").iterdir()

@@ -27,7 +27,23 @@ def test_a_run_goes_through_all_stations_and_leaves_everything_promised(tmp_path
     assert list(folder.checkpoints.iterdir()) and list(folder.tensorboard.iterdir())
 
 
-def test_after_kill_9_a_resumed_run_keeps_every_finished_execution(tmp_path: Path):
+USELESS = {
+    "never called": ("--set", 'harness.command=["bash", "-c", "echo nobody called"]'),
+    "no score": ("--set", "tasks.train={folder}/broken", "--set", "runtime.give_up_after=2"),
+}
+
+
+@pytest.mark.parametrize(("mistake", "message"), [("never called", "harness.command"), ("no score", "no-such-program")])
+def test_a_run_in_which_nothing_works_ends_with_what_is_wrong(mistake: str, message: str, tmp_path: Path):
+    kit = RunKit(tmp_path)
+    kit.task(tmp_path / "broken" / "one", test_sh="no-such-program\n")
+    overrides = [word.format(folder=tmp_path) for word in USELESS[mistake]]
+    process = kit.start("--set", "scheduler.num_cells=1", *overrides)
+    assert process.wait() == 2
+    assert "executions could not be used" in kit.output() and message in kit.output()
+
+
+def test_after_kill_9_and_torn_journals_a_resumed_run_keeps_every_finished_execution(tmp_path: Path):
     kit = RunKit(tmp_path, steps=4)
     process = kit.start()
     kit.wait_until(lambda: kit.has_begun() and bool(metrics(kit.run_folder(), StepFinished)), process)
@@ -35,7 +51,12 @@ def test_after_kill_9_a_resumed_run_keeps_every_finished_execution(tmp_path: Pat
     process.wait()
     folder = kit.run_folder()
     before = executions_done(folder)
+    for journal in (folder.controller_journal, folder.gateway_journal):
+        with open(journal, "ab") as file:
+            file.write(b"half a record")
     kit.run("--resume", str(folder.path))
+    assert f"{folder.controller_journal}: cut 13 damaged bytes" in kit.output(whole=True)
+    assert len(list(folder.journal.glob("*.corrupt-*"))) == 2
     after = executions_done(folder)
     assert {execution: after[execution] for execution in before} == before
     assert summary(folder).steps == 4

@@ -53,6 +53,35 @@ def test_a_half_written_line_is_left_out_and_then_cut(folder: RunFolder):
     assert list(read_metrics(folder.metrics)) == [BEGAN, ROLE]
 
 
+FILL = """
+import resource, sys
+from qwengyre.core.errors import JournalFull
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.telemetry.metrics import Metrics
+from qwengyre.telemetry.records import RolesChanged
+
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most))
+metrics = Metrics(RunFolder(sys.argv[1]))
+try:
+    while True:
+        metrics.record(RolesChanged(1.0, 0, "rollout"))
+except JournalFull as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+metrics.record(RolesChanged(2.0, 0, "training"))
+"""
+
+
+def test_a_full_disk_leaves_whole_lines_and_says_what_to_do(folder: RunFolder):
+    done = subprocess.run([sys.executable, "-c", FILL, str(folder.path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "free some space" in done.stdout
+    records = list(read_metrics(folder.metrics))
+    assert records[-1] == RolesChanged(2.0, 0, "training")
+    assert set(records[:-1]) == {RolesChanged(1.0, 0, "rollout")}
+
+
 def test_a_line_that_is_no_record_is_refused(folder: RunFolder):
     folder.metrics.write_bytes(b'{"type":"Nothing"}\n')
     with pytest.raises(JournalCorrupt, match="byte 0"):
