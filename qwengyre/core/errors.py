@@ -17,6 +17,7 @@
     │   ├── EngineUnavailable
     │   ├── ModelRefused
     │   └── KVRefused
+    ├── ExecutionClosed        a call's execution was closed while the call was waiting: not a failure of ours
     ├── TransferError          a one-sided read that must not be used
     │   └── StaleRead
     ├── TrainerError           a model, row or step that cannot be trained
@@ -136,6 +137,10 @@ class ModelRefused(EngineError):
 
 class KVRefused(EngineError):
     """A KV cache of another model, version, dtype or layout: recompute from tokens instead."""
+
+
+class ExecutionClosed(QwenGyreError):
+    """The execution of this call was closed while it was waiting for its answer."""
 
 
 class TransferError(QwenGyreError):

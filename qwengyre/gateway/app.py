@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from qwengyre.core.errors import ContextOverflow, EngineUnavailable, QwenGyreError
+from qwengyre.core.errors import ContextOverflow, EngineUnavailable, ExecutionClosed, QwenGyreError
 from qwengyre.gateway.answer_log import Reader
 from qwengyre.gateway.body import ClientGone, read_body
 from qwengyre.gateway.call import LiveCall
@@ -47,6 +47,9 @@ class HarnessApp:
             await self._refuse(send, error.status, message)
         except ContextOverflow as error:
             await self._refuse(send, 400, dialect.error(400, str(error), code="context_length_exceeded", param="messages"))
+        except ExecutionClosed as closed:
+            self._gateway.stats.closed_while_waiting += 1
+            await _respond(send, 401, dialect.error(401, str(closed), code="invalid_api_key"))
         except ClientGone:
             self._gateway.stats.disconnects += 1
         except QwenGyreError as error:
@@ -158,7 +161,7 @@ class HarnessApp:
         if reader.is_gone:
             return
         if call.failure is not None:
-            self._gateway.stats.server_errors += 1
+            self._count_failure(call.failure)
             out += stream.fail(str(call.failure))
         else:
             call.conclude()
@@ -176,6 +179,12 @@ class HarnessApp:
         except TimeoutError:
             pass
         reader.heard_at = self._gateway.now()
+
+    def _count_failure(self, failure: QwenGyreError) -> None:
+        if isinstance(failure, ExecutionClosed):
+            self._gateway.stats.closed_while_waiting += 1
+        else:
+            self._gateway.stats.server_errors += 1
 
     async def _refuse(self, send: Send, status: int, body: bytes) -> None:
         if status >= 500:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final, Protocol
 
 from qwengyre.core.arrays import LOGPROB, TOKEN, pack
-from qwengyre.core.errors import EngineUnavailable, JournalError, QwenGyreError, TokenCountMismatch
+from qwengyre.core.errors import EngineUnavailable, ExecutionClosed, JournalError, QwenGyreError, TokenCountMismatch
 from qwengyre.core.ids import ServerId
 from qwengyre.core.state_machine import advance
 from qwengyre.engines.api import Engine, GenerateRequest, Sampling, TokenChunk
@@ -140,7 +140,7 @@ class LiveCall:
 
     async def cut(self, deadline_s: float) -> None:
         """The execution is closed: stop the engine, keep its last tokens, tell whoever still listens."""
-        self.failure = self.failure or EngineUnavailable("this execution is closed")
+        self.failure = self.failure or ExecutionClosed("this execution is closed")
         self._left_at = len(self.answer.deltas)
         if self.state in (CallState.HELD, CallState.ENDED):
             self._abandon()

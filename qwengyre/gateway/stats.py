@@ -30,7 +30,9 @@ class GatewayStats(msgspec.Struct):
     client_errors: int = 0
     """Answers with status 4xx."""
     server_errors: int = 0
-    """Answers with status 5xx: no client should ever see one."""
+    """Answers with status 5xx to clients that were still there: none should ever see one."""
+    closed_while_waiting: int = 0
+    """Calls whose execution was closed under them, after a harness timeout mostly: nobody is left to read the answer."""
     disconnects: int = 0
 
     def count_end(self, ended: Ended) -> None:

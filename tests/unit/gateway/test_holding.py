@@ -179,6 +179,7 @@ def test_a_close_keeps_the_last_tokens_of_running_calls(bench):
             session = await bench.gateway.close(execution.id)
             await exchange.finish()
             assert session.rows[0].ended.abandoned and session.rows[0].ended.num_sampled == 5
+            assert (bench.gateway.stats.server_errors, bench.gateway.stats.closed_while_waiting) == (0, 1)
             assert b"closed" in exchange.body
 
     asyncio.run(scenario())
