@@ -19,7 +19,10 @@ import msgspec
 import numpy as np
 import typer
 
-from qwengyre.engines.api import GenerateRequest, TokenChunk
+from qwengyre.bench.gateway_peer import added_by_peer
+from qwengyre.core.arrays import pack
+from qwengyre.engines.api import GenerateRequest, Sampling, TokenChunk
+from qwengyre.engines.remote import RemoteEngine
 from qwengyre.engines.server import EngineServer
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
 from qwengyre.gateway.gateway import Execution, Gateway, open_journal
@@ -60,7 +63,7 @@ class GatewayFigures(msgspec.Struct):
     """The same request asked of the engine's own socket."""
     cpu_ms_per_small_call: float
     overhead_vs_peer: float | None
-    """Added latency of the small call, as a ratio to that of litellm's proxy; None where it is not installed."""
+    """Latency that the gateway adds to a small call, over what the proxy at --peer-url adds; None without one."""
 
 
 class EchoEngine(ScriptedEngine):
@@ -260,10 +263,6 @@ def _request(key: str, body: dict) -> bytes:
 
 async def small_calls(folder: Path, num_calls: int) -> dict[str, float]:
     """A small call through the gateway against the same call of the engine's socket."""
-    from qwengyre.core.arrays import pack
-    from qwengyre.engines.api import Sampling
-    from qwengyre.engines.remote import RemoteEngine
-
     output = byte_tokenizer().encode("a" * 29 + "<|im_end|>").ids
     async with Served(folder, EchoEngine(lambda request: output, tokens_per_chunk=30)) as served:
         key = await served.open("e")
@@ -308,6 +307,8 @@ def gateway(
     num_streams: Annotated[int, typer.Option("--streams", help="Streamed calls at once.")] = 1000,
     stream_tokens: Annotated[int, typer.Option(help="Tokens of each.")] = 200,
     pace_s: Annotated[float, typer.Option(help="Seconds between two tokens of one stream.")] = 0.5,
+    peer_url: Annotated[str, typer.Option(help="Base URL of another proxy to compare with (bench/gateway_peer.py).")] = "",
+    upstream_port: Annotated[int, typer.Option(help="Port of the upstream that the other proxy asks.")] = 8199,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Time, memory and disk of long executions; latency of many streams and of a small call."""
@@ -316,7 +317,9 @@ def gateway(
         figures = growth(next(folders), calls)
         figures |= asyncio.run(streams(_made(next(folders)), num_streams, stream_tokens, pace_s))
         figures |= asyncio.run(small_calls(_made(next(folders)), 200))
-    found = GatewayFigures(**figures, overhead_vs_peer=None)
+    peer = asyncio.run(added_by_peer(peer_url, upstream_port, 200)) if peer_url else None
+    added = (figures["small_call_ms"] - figures["engine_call_ms"]) / 1000
+    found = GatewayFigures(**figures, overhead_vs_peer=added / peer if peer else None)
     if as_json:
         print(msgspec.json.encode(found).decode())
         return
