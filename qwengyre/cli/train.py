@@ -21,7 +21,7 @@ def train(
         Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder, after any kind of stop.")
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. scheduler.phi=2.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. scheduler.steps=20.")
     ] = None,
     runs_dir: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
 ) -> None:
@@ -32,7 +32,7 @@ def train(
     if (run_file is None) == (resume is None):
         raise ConfigError("give either a run file or --resume RUN", file="qwengyre train")
     if resume is not None:
-        folder = RunFolder.open(resume)
+        folder = RunFolder.open_to_resume(resume)
         config = load_run(folder.config, overrides or [])
     else:
         config = load_run(run_file, overrides or [])  # type: ignore[arg-type]
@@ -41,8 +41,8 @@ def train(
     from qwengyre.runtime.train import train as run  # imports the runtime, only once the input is known to be good
 
     try:
-        run(config, folder, resume=resume is not None)
+        run(config, folder)
     except QwenGyreError:
-        if not folder.has_begun:
+        if resume is None and not folder.has_begun:
             folder.remove()
         raise

@@ -33,7 +33,7 @@ from qwengyre.runtime.gateway_process import GatewayProcess
 from qwengyre.runtime.observer import Observer
 from qwengyre.runtime.prepare import Prepared, prepare
 from qwengyre.runtime.records import ControllerRecord, RunOpened
-from qwengyre.runtime.recovery import Recovered, recover
+from qwengyre.runtime.recovery import recover
 from qwengyre.runtime.steps import CORE, Steps
 from qwengyre.sandbox.harness import Gateway
 from qwengyre.sandbox.launcher import Launcher
@@ -51,22 +51,34 @@ log = logging.getLogger(__name__)
 AUDIT_BATCH = 64
 
 
-def train(config: RunConfig, folder: RunFolder, *, resume: bool) -> None:
-    """Run to the end, or go on with a run that was stopped. Raises QwenGyreErrors for what the user can mend."""
+class Journals(msgspec.Struct, frozen=True):
+    """What this process alone may write to. Opened before anything else of the run is touched: whoever resumes a run that goes on is
+    refused here, and leaves its metrics as they are."""
+
+    controller: Journal
+    trained: Journal
+
+
+def train(config: RunConfig, folder: RunFolder) -> None:
+    """Run to the end, from the beginning or from where a stop left it. Raises QwenGyreErrors for what the user can mend."""
     log_to(folder.logs / "controller.log")
     check_harness(config.harness)
     with Screen() as screen:
         prepared = prepare(config, screen.say)
-        keep_tokenizer(prepared.model_dir, folder)
-        asyncio.run(Run(config, folder, screen, prepared, resume=resume).run())
+        with (
+            Journal.open(folder.controller_journal, ControllerRecord) as controller,
+            Journal.open(folder.trained_journal, MicroStep) as trained,
+        ):
+            keep_tokenizer(prepared.model_dir, folder)
+            asyncio.run(Run(config, folder, screen, prepared, Journals(controller, trained)).run())
 
 
 class Run:
     """One life of the controller, from its first process to its report."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, screen: Screen, prepared: Prepared, *, resume: bool) -> None:
-        self.config, self.folder, self.screen, self.prepared = config, folder, screen, prepared
-        self.recovered = recover(folder.controller_journal, prepared.scheduler) if resume else Recovered(prepared.scheduler)
+    def __init__(self, config: RunConfig, folder: RunFolder, screen: Screen, prepared: Prepared, journals: Journals) -> None:
+        self.config, self.folder, self.screen, self.prepared, self.journals = config, folder, screen, prepared, journals
+        self.recovered = recover(folder.controller_journal, prepared.scheduler)
         self.clock = RunClock(self.recovered.at)
         self.token = secrets.token_hex(16)
         self.segments = f"qwengyre-{secrets.token_hex(4)}"
@@ -99,8 +111,7 @@ class Run:
         config, folder = self.config, self.folder
         private = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qwengyre-")))
         gateway_process = GatewayProcess(self._gateway_config(private), private, folder.logs, config.runtime.start_timeout_s)
-        journal = stack.enter_context(Journal.open(folder.controller_journal, ControllerRecord))
-        trained = stack.enter_context(Journal.open(folder.trained_journal, MicroStep))
+        journal, trained = self.journals.controller, self.journals.trained
         for cut in (journal.cut, trained.cut):
             if cut is not None:
                 self.observer.say(str(cut))

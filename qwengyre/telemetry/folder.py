@@ -66,11 +66,32 @@ class RunFolder:
                 raise ConfigError(
                     f"cannot make the run folder ({error.strerror}); choose another with --runs-dir", file=str(folder.path)
                 ) from error
-            for inner in (folder.journal, folder.checkpoints, folder.snapshots, folder.workspaces, folder.logs):
-                inner.mkdir()
+            folder._make_inner()
             folder.config.write_text(config_toml, encoding="utf-8")
             return folder
         raise ConfigError("a hundred runs started in this second; try again", file=str(runs_dir))
+
+    @classmethod
+    def open_to_resume(cls, path: str | Path) -> RunFolder:
+        """As `open`. Raises ConfigError, too, when nothing was begun here, or when what tells how far it came is gone.
+
+        A run that was stopped before its first record (while its policy was made) has an empty journal folder: it starts now.
+        """
+        folder = cls.open(path)
+        if not folder.journal.is_dir():
+            raise ConfigError(f"no run was begun here: `qwengyre train {folder.config}` begins one", file=str(path))
+        if not folder.has_begun and folder.gateway_journal.exists():
+            raise ConfigError("this journal is gone, and with it how far the run came", file=str(folder.controller_journal))
+        try:
+            folder._make_inner()
+        except OSError as error:
+            raise ConfigError(f"cannot write into this run folder ({error.strerror})", file=str(path)) from error
+        return folder
+
+    def _make_inner(self) -> None:
+        """A copy may have come without the empty ones."""
+        for inner in (self.journal, self.checkpoints, self.snapshots, self.workspaces, self.logs):
+            inner.mkdir(exist_ok=True)
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from qwengyre.dashboard.server import listen
+from qwengyre.journal import Journal
+from qwengyre.runtime.records import ControllerRecord
 from qwengyre.telemetry.folder import RunFolder
+from tests.integration.run_kit import RunKit
 
 pytestmark = pytest.mark.integration
 
@@ -89,6 +92,35 @@ def test_harness_command_that_does_not_exist(run_file: Path):
 def test_resuming_what_is_no_run(tmp_path: Path):
     code, error = qwengyre("train", "--resume", tmp_path)
     assert (code, error) == (2, f"error: {tmp_path}: not the folder of a run: no config.toml in it\n")
+
+
+def test_resuming_a_folder_of_the_users_own_leaves_it_alone(run_file: Path):
+    run_file.rename(run_file.parent / "config.toml")
+    (run_file.parent / "thesis.txt").write_text("precious")
+    code, error = qwengyre("train", "--resume", run_file.parent)
+    assert code == 2
+    assert "no run was begun here" in error
+    assert (run_file.parent / "thesis.txt").read_text() == "precious"
+
+
+def test_a_resume_that_is_refused_removes_nothing(run_file: Path):
+    folder = RunFolder.create(run_file.parent / "runs", "run", run_file.read_text())
+    folder.gateway_journal.write_bytes(b"tokens")
+    for mistake, message in (([], "this journal is gone"), (["--set", 'harness.command=["no-such-agent"]'], "does not exist")):
+        code, error = qwengyre("train", "--resume", folder.path, *mistake)
+        assert code == 2 and message in error
+        assert folder.gateway_journal.read_bytes() == b"tokens"
+        folder.controller_journal.touch()
+
+
+def test_resuming_a_run_that_goes_on_leaves_its_records_alone(tmp_path: Path):
+    kit = RunKit(tmp_path)
+    folder = RunFolder.create(tmp_path / "runs", "run", kit.run_file.read_text())
+    folder.metrics.write_text('{"type":"half a li')
+    with Journal.open(folder.controller_journal, ControllerRecord):
+        code, error = qwengyre("train", "--resume", folder.path)
+    assert code == 2 and "another process is writing this journal" in error
+    assert folder.metrics.read_text() == '{"type":"half a li'
 
 
 def test_taken_port(tmp_path: Path):
