@@ -73,7 +73,6 @@ class Fleet:
         spec_file.touch(mode=0o600)
         spec_file.write_bytes(msgspec.json.encode(spec))
         process = await start_process(
-            self.server(cell),
             "qwengyre.runtime.cell",
             [str(spec_file)],
             self._logs / f"{self.server(cell)}.log",

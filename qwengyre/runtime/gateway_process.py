@@ -37,7 +37,6 @@ class GatewayProcess:
         (self._private / "gateway.json").write_bytes(msgspec.json.encode(self._config))
         ready = Path(self._config.ready_file or "")
         self._child = await start_process(
-            "gateway",
             "qwengyre.gateway",
             ["--config", str(self._private / "gateway.json")],
             self._logs / "gateway.log",

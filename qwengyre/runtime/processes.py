@@ -64,7 +64,6 @@ class Supervised:
 
 
 async def start_process(
-    name: str,
     module: str,
     arguments: Sequence[str],
     log_path: Path,
@@ -73,7 +72,8 @@ async def start_process(
     env: Mapping[str, str],
     timeout_s: float,
 ) -> Supervised:
-    """Start `python -m module ARGUMENTS` and wait until it writes `ready_file`. Raises ProcessFailed."""
+    """Start `python -m module ARGUMENTS` and wait until it writes `ready_file`. It is called as its log is. Raises ProcessFailed."""
+    name = log_path.stem
     ready_file.unlink(missing_ok=True)
     with log_path.open("ab") as log:
         process = await asyncio.create_subprocess_exec(

@@ -36,7 +36,7 @@ def test_functions_take_few_parameters():
         parameters = [
             a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls")
         ]
-        is_exempt = {"cli", "testing"} & set(module.path.parts) or parameters[:1] == ["ctx"]
+        is_exempt = {"cli", "bench", "testing"} & set(module.path.parts) or parameters[:1] == ["ctx"]
         if len(parameters) > MAX_PARAMETERS and not is_exempt:
             found.append(f"{module.path} {node.name}: {len(parameters)} parameters")
     expect_none(found)
