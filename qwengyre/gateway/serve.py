@@ -174,8 +174,9 @@ def connect_engine(asked: AddServer) -> Engine:
 def _tcp(host: str, port: int) -> socket.socket:
     try:
         listener = socket.create_server((host, port), backlog=4096)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another or 0", key="port") from error
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "ports go from 0 to 65535"
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another or 0", key="port") from error
     return listener
 
 

@@ -59,10 +59,7 @@ class Session:
     def place(self, request: ModelRequest) -> Placement:
         """Find the request's place and encode what is new in it. Raises ContextOverflow, InvalidRequest."""
         matched = self.index.match(self.root(request), request.turns)
-        try:
-            placement = self._again(matched) if matched.earlier else self._anew(request, matched)
-        except (ValueError, TypeError, LookupError) as error:
-            raise InvalidRequest(f"this model's chat template refuses the conversation: {error}") from error
+        placement = self._again(matched) if matched.earlier else self._anew(request, matched)
         if placement.num_prompt - placement.first_index >= self.opened.max_context_tokens:
             raise ContextOverflow(num_tokens=placement.num_prompt, max_tokens=self.opened.max_context_tokens)
         return placement
@@ -162,12 +159,15 @@ class Session:
 
     def _anew(self, request: ModelRequest, matched: Match) -> Placement:
         turns = [keyed.turn for keyed in request.turns]
-        if matched.answer is not None:
-            base, base_tokens, new_T, cause, is_anew = self._behind(matched, turns, request)
-        else:
-            new_T, is_anew = self._rendering.render(turns, request.tools.specs), False
-            base, base_tokens, cause = self._beside(matched, turns, new_T)
-            new_T = new_T[base_tokens:]
+        try:
+            if matched.answer is not None:
+                base, base_tokens, new_T, cause, is_anew = self._behind(matched, turns, request)
+            else:
+                new_T, is_anew = self._rendering.render(turns, request.tools.specs), False
+                base, base_tokens, cause = self._beside(matched, turns, new_T)
+                new_T = new_T[base_tokens:]
+        except (ValueError, TypeError, LookupError) as error:
+            raise InvalidRequest(f"this model's chat template refuses the conversation: {error}") from error
         return Placement(
             base=base,
             base_tokens=base_tokens,
