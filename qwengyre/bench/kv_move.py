@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from qwengyre.engines.api import Engine, GenerateRequest, TokenChunk
     from qwengyre.transfer.api import Carrier
 
+OUTPUT_TOKENS = 160
+"""Enough that a call is still running when it is stopped."""
 PREFIX = "qwengyre-bench-kv"
 
 
@@ -68,7 +70,7 @@ async def move_calls(model_dir: Path, kind: str, prompt_tokens: int, moves: int)
     from qwengyre.transfer.config import TransferConfig
 
     carriers = [open_carrier(TransferConfig(carrier=_carrier(kind)), prefix=PREFIX) for _ in range(2)]
-    limit = prompt_tokens + 64
+    limit = prompt_tokens + OUTPUT_TOKENS + 1
     config = EngineConfig(max_context_tokens=limit, kv_blocks=12 * (limit // 16 + 2))
     source, destination = (EmbeddedEngine(model_dir, each, config) for each in carriers)
     seconds, raw_seconds, recomputed, is_identical, kv_bytes = [], [], 0, True, 0
@@ -88,7 +90,7 @@ async def move_calls(model_dir: Path, kind: str, prompt_tokens: int, moves: int)
         seconds.append(time.process_time() - began)
         kv_bytes = handle.exposure.num_bytes
         before = destination.stats().tokens_prefilled
-        rest = await _tokens(destination, _request(whole.request_id, known, 48 - len(done)))
+        rest = await _tokens(destination, _request(whole.request_id, known, OUTPUT_TOKENS - len(done)))
         recomputed += destination.stats().tokens_prefilled - before
         is_identical &= done + rest == await _tokens(source, whole)
         await source.release(handle.handle_id)
