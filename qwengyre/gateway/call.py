@@ -109,6 +109,7 @@ class LiveCall:
         self._starts = self._num_moves = 0
         self._has_moved = self._is_first_chunk = False
         self._prompt_at_start = 0
+        self._known_at_source = 0
         self._cached = 0
         self._held_s = 0.0
 
@@ -279,7 +280,7 @@ class LiveCall:
             stats.tokens_cached += cached_tokens
         if self._has_moved:
             self._has_moved = False
-            stats.tokens_recomputed_after_move += max(0, self._prompt_at_start - 1 - cached_tokens)
+            stats.tokens_recomputed_after_move += max(0, self._known_at_source - cached_tokens)
 
     def _show(self, token_ids: Sequence[int]) -> None:
         if self.answer.stop_string is not None:
@@ -305,6 +306,7 @@ class LiveCall:
         else:
             if self._why is None:
                 log.info("call_lost_its_server", extra={"call": self.tokens.id, "server": self._server, "reason": detail})
+            self._known_at_source = 0 if self._is_first_chunk else self.tokens.num_row - 1
             self._advance(Park())
             self._parked.set()
 
@@ -341,6 +343,10 @@ class LiveCall:
         if self.state is CallState.RUNNING:
             self._advance(Stop())
             self._why = Why.MOVE
+
+    def exported(self, num_tokens: int) -> None:
+        """The source had computed this many tokens of the call, and said so: computing one of them again is waste."""
+        self._known_at_source = num_tokens
 
     @property
     def request_id(self) -> str:

@@ -65,7 +65,7 @@ class Moved(msgspec.Struct, frozen=True):
     tokens_moved: int
     """Tokens whose KV was carried."""
     tokens_recomputed: int
-    """Tokens of running calls whose KV could not be carried."""
+    """Tokens of running calls that the source had computed and the destination has not."""
     kv_bytes: int
     seconds: float
 

@@ -51,7 +51,7 @@ class Execution:
         rows = self.session.rows
         bases = ((rows[call.asked.base], call.asked.base_tokens) for call in rows if call.asked.base >= 0)
         inner = {base.asked.call for base, base_tokens in bases if base_tokens > base.num_prompt}
-        ends = {call.asked.call for call in rows} - inner - first
+        ends = {call.asked.call for call in rows} - inner - set(first)
         return sorted(first, reverse=True) + sorted(ends, reverse=True)
 
 

@@ -93,31 +93,33 @@ async def _carry(
 ) -> None:
     """Carry the KV of an execution's contexts: running calls first, then where each path ended."""
     session = execution.session
-    live = {call.tokens.asked.call for call in running if call.tokens.asked.call in execution.live}
-    for number in execution.contexts(live)[:MAX_CONTEXTS]:
-        row_T = session.rows.row(number)
-        num_carried = 0
-        if source is not None and destination is not None:
-            async with transfers:
-                num_carried = await _carry_row(source, destination, row_T.tobytes(), count)
-        if number in live and destination is not None:
-            count.recomputed += max(0, len(row_T) - 1 - num_carried)
+    live = {call.tokens.asked.call: call for call in running if call.tokens.asked.call in execution.live}
+    if source is None or destination is None:
+        return
+    for number in execution.contexts(live.keys())[:MAX_CONTEXTS]:
+        async with transfers:
+            exported, imported = await _carry_row(source, destination, session.rows.row(number).tobytes(), count)
+        if number in live and exported is not None:
+            live[number].exported(exported)
+            count.recomputed += max(0, exported - imported)
 
 
-async def _carry_row(source: Engine, destination: Engine, row: bytes, count: _Count) -> int:
-    """Carry the KV of one row; return the tokens that are cached at the destination now."""
+async def _carry_row(source: Engine, destination: Engine, row: bytes, count: _Count) -> tuple[int | None, int]:
+    """Carry the KV of one row; return how many tokens the source had (None if it did not say), and the destination has now."""
+    exported: int | None = None
     try:
         handle = await source.export_kv(row)
+        exported = handle.num_tokens if handle is not None else 0
         if handle is None:
-            return 0
+            return exported, 0
         try:
-            num_tokens = await destination.import_kv(handle)
+            imported = await destination.import_kv(handle)
         finally:
             await source.release(handle.handle_id)
     except (EngineUnavailable, KVRefused, TransferError, OSError) as error:
         log.info("kv_not_moved", extra={"reason": str(error), "num_tokens": len(row) // 4})
-        return 0
+        return exported, 0
     count.contexts += 1
     count.tokens += handle.num_tokens
     count.kv_bytes += handle.exposure.num_bytes
-    return num_tokens
+    return exported, imported

@@ -6,7 +6,9 @@ import json
 import openai
 import pytest
 
+from qwengyre.gateway.moves import move
 from qwengyre.trajectory.records import CallFinished, CallStarted, TokensSampled
+from qwengyre.transfer.shm import ShmCarrier
 
 TOOLS = [{"type": "function", "function": {"name": "run", "description": "Run it", "parameters": {"type": "object"}}}]
 USER = {"role": "user", "content": "hi"}
@@ -169,5 +171,29 @@ def test_stop_strings_hide_but_record_tokens(bench, stop):
             assert answer.choices[0].finish_reason == "stop"
             closed = await bench.gateway.close(execution.id)
             assert "three" in bench.text(closed.rows.answer_ids(0))
+
+    asyncio.run(scenario())
+
+
+def test_a_move_carries_the_kv_so_that_nothing_is_computed_twice(bench):
+    async def scenario():
+        async with bench.running():
+            carrier = ShmCarrier("qgtest")
+            source, destination = (bench.says("one two three<|im_end|>", held=True, carrier=carrier) for _ in range(2))
+            destination._script = source._script
+            execution = await bench.open(engine=source)
+            await bench.gateway.set_server("cell-1", destination)
+            asking = asyncio.ensure_future(client(bench, execution).chat.completions.create(model="m", messages=[USER]))
+            await source.grant("e000001-0/c0#1", 4)
+            while not (execution.live and execution.live[0].tokens.num_sampled == 4):
+                await asyncio.sleep(0)
+            moved = await move(bench.gateway, "cell-0", {execution.id: "cell-1"})
+            await destination.grant("e000001-0/c0#2", 100)
+            assert (await asking).choices[0].message.content == "one two three"
+            row = execution.session.rows[0]
+            assert (moved.calls_moved, moved.tokens_moved, moved.tokens_recomputed) == (1, row.num_prompt + 3, 0)
+            assert bench.gateway.stats.tokens_recomputed_after_move == 0
+            assert destination.stats().tokens_prefilled == 1
+            carrier.close()
 
     asyncio.run(scenario())
