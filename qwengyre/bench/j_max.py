@@ -1,6 +1,6 @@
 """`qwengyre bench j-max`: what a cap on trajectories costs in trained tokens and saves in time, with shared prefixes computed once or not.
 
-On recorded executions of Claude Code and Qwen Code. PAPER.md has 41.4 % and 74.8 % of the uncapped time at J_max 1 and 5,
+On recorded executions of Claude Code and Qwen Code. The paper has 41.4 % and 74.8 % of the uncapped time at J_max 1 and 5,
 without computing shared prefixes once.
 """
 

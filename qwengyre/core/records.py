@@ -19,7 +19,7 @@ CONTEXT_VERSION = -1
 
 
 class Role(Enum):
-    """What a path is for. The order is the sampling priority of PAPER.md (trajectory processor)."""
+    """What a path is for. The order is the sampling priority of the paper (trajectory processor)."""
 
     MAIN = "main"
     MAIN_SUMMARY = "main-summary"

@@ -1,6 +1,6 @@
-"""What every engine does (DESIGN.md, Engines). Engines see only tokens; text is the gateway's business.
+"""What every engine does. Engines see only tokens; text is the gateway's business.
 
-An engine lives in a cell's process. The gateway reaches it through the cell's data plane (`runtime/data_plane.py`).
+An engine lives in a cell's process. The gateway reaches it through the cell's data plane (`engines/server.py`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ PolicyName = Literal["elastic", "colocate", "async"]
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that decides. Defaults are those of PAPER.md's smallest setting; symbols in brackets are the paper's."""
+    """Everything that decides. Defaults are those of the paper's smallest setting; symbols in brackets are the paper's."""
 
     policy: PolicyName = "elastic"
     """`elastic`: cells leave one by one. `colocate`: all cells switch together. `async`: a fixed split."""

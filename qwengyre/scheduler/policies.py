@@ -1,6 +1,6 @@
 """The policies: who leaves next, and how many stay in training at a boundary. Everything else is common to all.
 
-Elastic is PAPER.md's; the comparisons are DESIGN.md's Colocate and Async under the same dispatch.
+Elastic is the paper's; the comparisons are Colocate and Async under the same dispatch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from qwengyre.scheduler.training import StepState
 
 
 def may_leave(waterlevel: int, capacity: int, cell_share: int) -> bool:
-    """Whether what stays can serve all unfinished work: w(t) <= C_R(t) - C_e (PAPER.md, elastic scheduler).
+    """Whether what stays can serve all unfinished work: w(t) <= C_R(t) - C_e (the paper, elastic scheduler).
 
     >>> may_leave(5, capacity=8, cell_share=4), may_leave(4, capacity=8, cell_share=4)
     (False, True)

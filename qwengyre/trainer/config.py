@@ -27,7 +27,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_gradient_norm: float = 1.0
     """The gradient is scaled down to this L2 norm, after the division by the number of executions."""
     objective: ObjectiveName = "gspo-capped"
-    """Loss of a token. `gspo-capped` is this project's reading of the paper (docs/training.md)."""
+    """Loss of a token. `gspo-capped` is this project's reading of the paper (trainer/objectives.py)."""
     aggregation: AggregationName = "two-level"
     """How token losses become one number. `two-level`: mean in an execution, then over executions."""
     clip_low: float = 0.005

@@ -4,7 +4,7 @@
 logp_theta - recorded log-prob, where each token was recorded under the policy version that sampled it.
 
     name          ratio      clipping                                       source
-    gspo-capped   token      sequence: no gradient outside, weight capped   DESIGN.md (Trainer): this project's reading of the paper
+    gspo-capped   token      sequence: no gradient outside, weight capped   this project's reading of the paper
     gspo          sequence   sequence                                       arXiv 2507.18071, eq. 5-7
     grpo          token      token                                          arXiv 2402.03300, eq. 3
     dr-grpo       token      token                                          arXiv 2503.20783, eq. 2 (differs in aggregation and advantage)

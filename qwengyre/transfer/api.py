@@ -1,4 +1,4 @@
-"""Expose, read one-sidedly, confirm, release (DESIGN.md, Transfer). Versions and epochs fence stale readers."""
+"""Expose, read one-sidedly, confirm, release. Versions and epochs fence stale readers."""
 
 from __future__ import annotations
 
