@@ -64,9 +64,6 @@ class GatewayClient:
     async def report(self) -> GatewayReport:
         return msgspec.msgpack.decode(await self._send("GET", "/control/stats", None), type=GatewayReport)
 
-    async def shut_down(self) -> None:
-        await self._send("POST", "/control/shutdown", {})
-
     async def aclose(self) -> None:
         await self._http.aclose()
 

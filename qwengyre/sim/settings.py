@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from qwengyre.core.ids import ServerId, cell_server, standalone_server
+from qwengyre.core.ids import ServerId
 from qwengyre.scheduler.config import PolicyName, SchedulerConfig
 from qwengyre.sim.workload import Workload
 
@@ -81,7 +81,3 @@ def build(workload: Workload, setting: Setting) -> tuple[SchedulerConfig, Pool]:
 
 def _base_policy(base: str) -> PolicyName:
     return "elastic" if base == "elastic" else "colocate" if base == "colocate" else "async"
-
-
-def server_ids(config: SchedulerConfig) -> list[ServerId]:
-    return [*map(cell_server, range(config.num_cells)), *map(standalone_server, range(config.num_standalone))]
