@@ -12,14 +12,16 @@ from qwengyre.telemetry.folder import RunFolder
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One run folder, or several to compare.")],
-    out: Annotated[Path | None, typer.Option(help="For several runs: the page, or the picture if it ends in .svg.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write here: a page, or a picture if it ends in .svg.")] = None,
 ) -> None:
     """Write report.html into the folder of one run, or compare the held-out scores of several in one page."""
-    from qwengyre.dashboard.report import write_comparison, write_report
+    from qwengyre.dashboard.report import write_comparison, write_picture, write_report
 
     folders = [RunFolder.open(run) for run in runs]
     if len(folders) == 1 and out is None:
         path = write_report(folders[0])
+    elif len(folders) == 1 and out is not None and out.suffix == ".svg":
+        path = write_picture(folders[0], out)
     else:
         path = write_comparison(folders, out or Path("comparison.html"))
     typer.echo(str(path))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Final
+
+from qwengyre.dashboard import svg
 
 PICTURE_STYLE: Final = """
   :root, svg { --page:#fcfcfb; --card:#ffffff; --ink:#0b0b0b; --ink-2:#52514e; --ink-3:#7b7a74; --line:#e6e5e0; --axis:#b9b8b1;
@@ -88,3 +91,15 @@ def standalone(figure: str) -> str:
     return (
         f"{figure[:opened]}<style>{PICTURE_STYLE}</style><rect width='100%' height='100%' fill='var(--card)'/>{figure[opened:]}\n"
     )
+
+
+def stacked(figures: Sequence[str], title: str) -> str:
+    """Several figures as one, each under the other."""
+    parts, height, width = [], 0.0, 0.0
+    for figure in figures:
+        box = re.match(r'<svg viewBox="0 0 ([\d.]+) ([\d.]+)"', figure)
+        assert box is not None, "figures come from svg.figure"
+        body = figure[figure.index(">") + 1 : figure.rindex("</svg>")]
+        parts.append(f'<g transform="translate(0 {height:g})">{body}</g>')
+        height, width = height + float(box[2]) + 12, max(width, float(box[1]))
+    return svg.figure(width, height, parts, title)

@@ -12,7 +12,7 @@ import qwengyre
 from qwengyre.core.errors import ConfigError
 from qwengyre.dashboard import charts
 from qwengyre.dashboard.live import outcome_rows
-from qwengyre.dashboard.page import page, pairs, section, standalone, table, tiles
+from qwengyre.dashboard.page import page, pairs, section, stacked, standalone, table, tiles
 from qwengyre.dashboard.series import RunSeries, run_series
 from qwengyre.dashboard.view import clock
 from qwengyre.telemetry.folder import RunFolder
@@ -35,6 +35,12 @@ STEP_COLUMNS = (
 def write_report(folder: RunFolder) -> Path:
     """Write report.html of the run in `folder`, as far as it has come, and return its path."""
     return _replace(folder.report, report_html(run_series(folder)))
+
+
+def write_picture(folder: RunFolder, out: Path) -> Path:
+    """The scores of one run above its cell timeline, as an SVG file that shows in light and dark."""
+    run = run_series(folder)
+    return _replace(out, standalone(stacked([charts.scores(run), charts.timeline(run)], run.label)))
 
 
 def write_comparison(folders: Sequence[RunFolder], out: Path) -> Path:

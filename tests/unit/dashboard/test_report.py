@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from qwengyre.core.errors import ConfigError
 from qwengyre.dashboard import charts
-from qwengyre.dashboard.report import report_html, write_comparison, write_report
+from qwengyre.dashboard.report import report_html, write_comparison, write_picture, write_report
 from qwengyre.dashboard.series import RoleSpan, series_of, thin
 from qwengyre.dashboard.server import HOST, dashboard_app, listen
 from qwengyre.telemetry.folder import RunFolder
@@ -104,6 +104,12 @@ def test_a_comparison_is_a_page_or_a_picture(tmp_path: Path):
     assert "elastic (2 runs)" in html
     picture = ElementTree.fromstring(write_comparison(folders, tmp_path / "compare.svg").read_text())
     assert picture.tag.endswith("svg")
+
+
+def test_the_picture_of_a_run_holds_its_scores_and_its_timeline(tmp_path: Path):
+    picture = write_picture(folder_of(tmp_path, "quick", small_run()), tmp_path / "run.svg").read_text()
+    assert ElementTree.fromstring(picture).tag.endswith("svg")
+    assert "version 3: held-out 0.650" in picture and "cell 0: training from 0:09" in picture
 
 
 def test_a_run_without_evaluations_cannot_be_compared(tmp_path: Path):
