@@ -22,14 +22,14 @@ _AT_LINE: Final = re.compile(r" \(at line (\d+), column \d+\)$")
 
 
 def load(path: str | Path, struct: type[Loaded], overrides: list[str] | tuple[str, ...] = ()) -> Loaded:
-    """Read the TOML file at `path` into `struct`; `overrides` such as "scheduler.phi=2" win over the file.
+    """Read the TOML file at `path` into `struct`; `overrides` such as "scheduler.steps=20" win over the file.
 
     Raises ConfigError naming file, line and key: a missing or broken file, an unknown key (with the nearest valid one),
     a value of the wrong type (with what was expected), a missing key, or a rule of a `__post_init__`.
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # a byte order mark, as some editors write it, is no mistake
     except OSError as error:
         raise ConfigError(f"cannot read this file ({error.strerror})", file=str(path)) from error
     except UnicodeDecodeError as error:
@@ -66,7 +66,7 @@ def parse_override(override: str) -> tuple[KeyPath, Any]:
     key, equals, value = override.partition("=")
     parts = tuple(part.strip() for part in key.split("."))
     if not equals or not all(parts):
-        raise ConfigError("write it as table.key=value, for instance scheduler.phi=2", file=f"--set {override}")
+        raise ConfigError("write it as table.key=value, for instance scheduler.steps=20", file=f"--set {override}")
     try:
         return parts, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -81,7 +81,8 @@ class _Origin:
 
     def error(self, message: str, key: KeyPath) -> ConfigError:
         dotted = ".".join(key) or None
-        override = self.overrides.get(key)
+        # An override that put something below `key` is what made it wrong: the file has another value there.
+        override = next((said for at, said in self.overrides.items() if at[: len(key)] == key), None) if key else None
         if override is not None:
             return ConfigError(message, file=f"--set {override}", key=dotted)
         return ConfigError(message, file=self.file, key=dotted, line=line_of(self.lines, key))

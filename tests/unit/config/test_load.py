@@ -104,6 +104,7 @@ def test_an_override_makes_its_table():
         ('name = "a"\nname = "b"', (), "run.toml:2: not valid TOML: Cannot overwrite a value"),
         ('name = "a"', ("scheduler",), "--set scheduler: write it as table.key=value"),
         ('name = "a"', ("name.x=1",), "--set name.x=1: name.x: name is a value, not a table"),
+        ('name = "a"', ("scheduler.phi.x=1",), "--set scheduler.phi.x=1: scheduler.phi: expected int, got a table"),
     ],
 )
 def test_bad_input_says_where_what_and_what_instead(text: str, overrides: tuple[str, ...], message: str):
@@ -121,6 +122,11 @@ def test_a_missing_file_and_a_binary_file_are_named(tmp_path: Path):
     (tmp_path / "b.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load(tmp_path / "b.toml", Run)
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path: Path):
+    (tmp_path / "run.toml").write_text('name = "a"', encoding="utf-8-sig")
+    assert load(tmp_path / "run.toml", Run) == Run(name="a")
 
 
 def test_the_dump_loads_back_to_the_same_config():
