@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,7 @@ def test_after_kill_9_and_torn_journals_a_resumed_run_keeps_every_finished_execu
     before = executions_done(folder)
     for journal in (folder.controller_journal, folder.gateway_journal):
         with open(journal, "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # its writer dies with the controller, a moment later
             file.write(b"half a record")
     kit.run("--resume", str(folder.path))
     assert f"{folder.controller_journal}: cut 13 damaged bytes" in kit.output(whole=True)
