@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, Final
 
 import msgspec
 import typer
 
 from qwengyre.cli.chat_rows import Chatml, ParsedAnswer, chat_row
+from qwengyre.cli.output import replaced
 from qwengyre.cli.run_context import find_tokenizer, load_harness_rules, run_config
 from qwengyre.cli.run_records import RecordedExecution, RunSources, Scores, last_attempts, open_run, read_scores
 from qwengyre.config.run import RunConfig
@@ -32,6 +33,10 @@ ROWS_PER_WRITE = 64
 class Format(Enum):
     PARQUET = "parquet"
     CHAT = "chat"
+
+
+FORMATS: Final = {".parquet": Format.PARQUET, ".jsonl": Format.CHAT}
+"""By the end of the file's name."""
 
 
 class ExportRow(msgspec.Struct, frozen=True):
@@ -60,7 +65,7 @@ def export(
         typer.Option("--format", help="One row per trajectory, or chat messages; told from the file's name by default."),
     ] = None,
     j_max: Annotated[
-        int | None, typer.Option(help="Most trajectories of one execution, 0 for all; as trained by default.")
+        int | None, typer.Option(min=0, help="Most trajectories of one execution, 0 for all; as trained by default.")
     ] = None,
     min_reward: Annotated[float | None, typer.Option(help="Only executions with at least this reward.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="Model folder to read tokens as chat; the run's own by default.")] = None,
@@ -82,16 +87,18 @@ def export(
     scores = read_scores(sources.controller_journal)
     rows = _rows(sources, config, rules, scores, j_max)
     wanted = (row for row in rows if min_reward is None or (row.reward is not None and row.reward >= min_reward))
-    form = form or (Format.CHAT if out.suffix == ".jsonl" else Format.PARQUET)
-    if form is Format.PARQUET:
-        num_rows = write_parquet(wanted, out)
+    if (form or FORMATS.get(out.suffix)) is None:
+        raise ConfigError(f"its name tells no format: end it in {' or '.join(FORMATS)}, or give --format", file=str(out))
+    if (form or FORMATS[out.suffix]) is Format.PARQUET:
+        with replaced(out) as part:
+            num_rows = write_parquet(wanted, part)
     else:
         folder = find_tokenizer(sources, config, tokenizer)
         if folder is None:
             raise ConfigError("no tokenizer lies in the run: name the model's folder", key="--tokenizer")
         settings = {"name": renderer or "auto"} if renderer or config is None else dict(config.gateway.renderer)
         chatml = open_chatml(folder, settings)
-        with open(out, "w", encoding="utf-8") as file:
+        with replaced(out) as part, open(part, "w", encoding="utf-8") as file:
             num_rows = write_chat(wanted, file, chatml)
     typer.echo(f"wrote {num_rows:,} trajectories to {out}")
 

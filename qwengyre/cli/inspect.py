@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from qwengyre.cli.output import write_text
 from qwengyre.cli.run_context import find_tokenizer, load_harness_rules, run_config, text_decoder
 from qwengyre.cli.run_records import RecordedExecution, Scores, find_execution, last_attempts, open_run, read_scores
 from qwengyre.core.records import Role
@@ -78,8 +79,7 @@ def inspect(
     rows = tree_rows(tree, assign_roles(tree.calls, rules), text_decoder(find_tokenizer(sources, config, tokenizer)))
     line = _line(recorded, scores, rules)
     if html is not None:
-        html.write_text(tree_page(f"Execution {execution}", _facts(line), rows), encoding="utf-8")
-        typer.echo(f"wrote {html}")
+        write_text(html, tree_page(f"Execution {execution}", _facts(line), rows))
     else:
         Console().print(_rich_tree(line, rows))
 

@@ -40,7 +40,8 @@ def plan(
     Prints the best few with their spread over seeds, the Pareto front of time against mean staleness, and the TOML to paste
     into a run file.
     """
-    from qwengyre.cli.simulation import print_plan, read_seeds, read_source, write_text
+    from qwengyre.cli.output import write_text
+    from qwengyre.cli.simulation import print_plan, read_seeds, read_source
     from qwengyre.sim.picture import plan_page
     from qwengyre.sim.planner import plan as search
     from qwengyre.sim.results import workers

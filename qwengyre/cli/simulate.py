@@ -29,11 +29,13 @@ def simulate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change the workload, as in --set steps=12 --set cell_nodes=8."),
     ] = None,
-    training_nodes: Annotated[int, typer.Option(help="Nodes that train under async. Default: the best split is searched.")] = 0,
+    training_nodes: Annotated[
+        int, typer.Option(min=0, help="Nodes that train under async. Default: the best split is searched.")
+    ] = 0,
     standalone_nodes: Annotated[
         int,
         typer.Option(
-            help="Nodes that only roll out, for elastic and colocate-standalone. Default: none, and the best is searched."
+            min=0, help="Nodes that only roll out, for elastic and colocate-standalone. Default: none, and the best is searched."
         ),
     ] = 0,
     two_way: Annotated[bool, typer.Option(help="Elastic gives back at a boundary only the cells that are needed.")] = False,
@@ -47,7 +49,8 @@ def simulate(
 
     The scheduler that runs the cluster runs here on a virtual clock, with the same durations for every policy.
     """
-    from qwengyre.cli.simulation import print_table, read_policies, read_seeds, read_source, write_text
+    from qwengyre.cli.output import write_text
+    from qwengyre.cli.simulation import print_table, read_policies, read_seeds, read_source
     from qwengyre.sim.compare import compare, report_json
     from qwengyre.sim.results import Job, run_job, workers
 

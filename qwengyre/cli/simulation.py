@@ -17,7 +17,7 @@ from qwengyre.sim.measured import measured_source
 from qwengyre.sim.planner import Plan, plan_toml
 from qwengyre.sim.results import Drawn, Result, Source
 from qwengyre.sim.settings import POLICY_NAMES
-from qwengyre.sim.workload import Workload, load_workload
+from qwengyre.sim.workload import Workload, load_workload, plain
 from qwengyre.telemetry.folder import RunFolder
 
 
@@ -44,7 +44,7 @@ def _overridden(workload: Workload, overrides: Sequence[str]) -> Workload:
     try:
         return msgspec.convert(values, Workload, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(str(error).removesuffix(" - at `$`"), key="--set") from None
+        raise ConfigError(plain(error), key="--set") from None
 
 
 def read_seeds(text: str) -> list[int]:
@@ -63,18 +63,6 @@ def read_policies(names: Sequence[str] | None) -> list[str]:
         if name not in POLICY_NAMES:
             raise ConfigError(f"{name!r} is none of {', '.join(POLICY_NAMES)}", key="--policy")
     return list(names or POLICY_NAMES)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file, or the standard output for `-`. Raises ConfigError if it cannot be written."""
-    if str(path) == "-":
-        typer.echo(text, nl=False)
-        return
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot be written: {error.strerror}", file=str(path)) from error
-    typer.echo(f"wrote {path}")
 
 
 def show_hours(hours: float) -> str:

@@ -58,9 +58,9 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     publish_s: float = 60.0
     """Serial, per burst."""
     to_training_s: float = 8.52
-    """Role switch; neither role is served meanwhile (PAPER.md's measured mean)."""
+    """Role switch; neither role is served meanwhile (the paper's measured mean)."""
     to_rollout_s: float = 3.46
-    """Role switch back (PAPER.md's measured mean)."""
+    """Role switch back (the paper's measured mean)."""
     move_stall_s: float = 5.0
     """What a moved execution loses."""
     decode_share: float = 0.0
@@ -160,6 +160,8 @@ def load_workload(spec: str) -> tuple[str, Workload]:
     several = data.get("workloads") if isinstance(data, dict) else None
     if isinstance(several, dict):
         entry = entry or (next(iter(several)) if len(several) == 1 else None)
+        if not several:
+            raise ConfigError('"workloads" is empty', file=str(path))
         if entry not in several:
             said = f"has no workload {entry!r}" if entry else "holds several workloads"
             raise ConfigError(f"{said}: write {path}:NAME with one of {', '.join(several)}", file=str(path))
@@ -169,7 +171,7 @@ def load_workload(spec: str) -> tuple[str, Workload]:
     try:
         return entry or path.stem, msgspec.convert(data, Workload)
     except msgspec.ValidationError as error:
-        raise ConfigError(_plain(error), file=str(path), key=entry) from None
+        raise ConfigError(plain(error), file=str(path), key=entry) from None
 
 
 def _find(spec: str) -> tuple[Path | None, str | None]:
@@ -192,7 +194,7 @@ def _decode(path: Path) -> object:
         raise ConfigError(f"cannot be read: {error}", file=str(path)) from None
 
 
-def _plain(error: msgspec.ValidationError) -> str:
+def plain(error: msgspec.ValidationError) -> str:
     """msgspec's message, with the path of the field in the reader's words."""
     message, _, where = str(error).partition(" - at `$.")
     return f"{where.rstrip('`')}: {message}" if where else message.removesuffix(" - at `$`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from qwengyre.cli.main import application
+from qwengyre.cli.output import write_text
 from qwengyre.core.arrays import LOGPROB, TOKEN, pack
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
@@ -244,6 +246,34 @@ class TestChat:
         (tool_call,) = row["messages"][2]["tool_calls"]
         assert tool_call["id"] == "call_0"
         assert json.loads(tool_call["function"]["arguments"]) == {"path": "a"}
+
+    @pytest.mark.parametrize("name", ["absent/x.parquet", "absent/x.jsonl", "folder.parquet"])
+    def test_a_file_that_cannot_be_written_is_named(self, name, run, tmp_path):
+        (tmp_path / "folder.parquet").mkdir()
+        tokenizer = tmp_path / "model"
+        byte_tokenizer(tokenizer)
+        assert f"{name}: cannot be written" in refused("export", run, "--out", tmp_path / name, "--tokenizer", tokenizer)
+
+    def test_a_pipe_is_written_to_and_stays_a_pipe(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe")
+        reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+        write_text(tmp_path / "pipe", "said")
+        assert (os.read(reader, 9), (tmp_path / "pipe").is_fifo()) == (b"said", True)
+        os.close(reader)
+
+    def test_a_name_that_tells_no_format_is_refused(self, run, tmp_path):
+        assert "its name tells no format" in refused("export", run, "--out", tmp_path / "x.csv")
+
+    def test_a_damaged_journal_leaves_the_last_export_as_it_was(self, run, tmp_path):
+        out = tmp_path / "x.parquet"
+        out.write_bytes(b"the last export")
+        journal = run / "journal" / "gateway.log"
+        data = bytearray(journal.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        journal.write_bytes(data)
+        assert "unreadable at byte" in refused("export", run, "--out", out)
+        assert out.read_bytes() == b"the last export"
+        assert not list(tmp_path.glob(".x.parquet*"))
 
     def test_without_a_tokenizer_it_says_which_option_to_give(self, run, tmp_path):
         assert "--tokenizer" in refused("export", run, "--out", tmp_path / "chat.jsonl")
