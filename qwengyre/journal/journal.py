@@ -62,8 +62,11 @@ class Journal:
         records follow a damaged one, JournalFull and JournalError.
         """
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise JournalError(f"{path}: this journal cannot be written ({error.strerror})") from error
         try:
             _lock(fd, path)
             _ensure_header(fd, path)

@@ -93,6 +93,8 @@ def _open(path: str | Path) -> BinaryIO:
         return open(path, "rb", buffering=1 << 20)
     except FileNotFoundError as error:
         raise JournalError(f"{path}: there is no journal here. Is this a run folder?") from error
+    except OSError as error:
+        raise JournalError(f"{path}: this journal cannot be read ({error.strerror})") from error
 
 
 def _has_header(file: BinaryIO, path: str | Path) -> bool:

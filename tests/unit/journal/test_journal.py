@@ -133,6 +133,14 @@ def test_other_files_are_refused_and_left_alone(tmp_path: Path):
         records_of(tmp_path / "missing.log")
 
 
+def test_a_folder_in_its_place_is_no_journal(tmp_path: Path):
+    (tmp_path / "book.log").mkdir()
+    with pytest.raises(JournalError, match="cannot be read"):
+        list(read(tmp_path / "book.log", Noted))
+    with pytest.raises(JournalError, match="cannot be written"):
+        Journal.open(tmp_path / "book.log", Noted)
+
+
 def test_a_header_that_was_not_whole_starts_an_empty_journal(tmp_path: Path):
     path = tmp_path / "a.log"
     path.write_bytes(HEADER[:5])
