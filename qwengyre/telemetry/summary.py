@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from qwengyre.core.errors import JournalFull
+from qwengyre.core.errors import JournalError, JournalFull
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -72,6 +72,9 @@ def write_summary(path: str | Path, summary: Summary) -> None:
 
 
 def read_summary(path: str | Path) -> Summary | None:
-    """None when the run has not written one yet."""
+    """None when the run has not written one yet. Raises JournalError when it was damaged afterwards."""
     path = Path(path)
-    return msgspec.json.decode(path.read_bytes(), type=Summary) if path.exists() else None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Summary) if path.exists() else None
+    except msgspec.MsgspecError as error:
+        raise JournalError(f"{path}: this is no summary of a run ({error}). Remove it: the next step writes a new one") from error

@@ -1,6 +1,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from qwengyre.core.errors import JournalError
 from qwengyre.telemetry.summary import Summary, read_summary, write_summary
 
 FIELDS = [
@@ -46,3 +49,9 @@ def test_rewriting_leaves_one_file(tmp_path: Path):
 
 def test_before_the_first_step_there_is_none(tmp_path: Path):
     assert read_summary(tmp_path / "summary.json") is None
+
+
+def test_a_damaged_file_is_named(tmp_path: Path):
+    (tmp_path / "summary.json").write_text('{"steps":')
+    with pytest.raises(JournalError, match=r"summary\.json: this is no summary"):
+        read_summary(tmp_path / "summary.json")
