@@ -42,11 +42,10 @@ def listen(port: int) -> socket.socket:
     try:
         listener.bind((HOST, port))
         listener.listen(64)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listener.close()
-        raise ConfigError(
-            f"port {port} cannot be used ({error.strerror}); choose another with --port, 0 takes a free one"
-        ) from error
+        reason = error.strerror if isinstance(error, OSError) else "ports go from 0 to 65535"
+        raise ConfigError(f"port {port} cannot be used ({reason}); choose another with --port, 0 takes a free one") from error
     return listener
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from qwengyre.core.errors import ConfigError
 from qwengyre.dashboard.server import listen
 from qwengyre.journal import Journal
 from qwengyre.runtime.records import ControllerRecord
@@ -129,3 +130,5 @@ def test_taken_port(tmp_path: Path):
         code, error = qwengyre("dashboard", folder.path, "--port", taken.getsockname()[1])
     assert code == 2
     assert "Address already in use" in error and "--port" in error
+    with pytest.raises(ConfigError, match="ports go from 0 to 65535"):
+        listen(65536)
