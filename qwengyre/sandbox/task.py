@@ -73,7 +73,8 @@ def find_task_folders(root: Path) -> list[Path]:
     Raises ConfigError when `root` is not a folder or holds no task.
     """
     if not root.is_dir():
-        raise ConfigError("this folder of tasks does not exist", file=str(root))
+        what = "is a file; give the folder that it lies in" if root.is_file() else "does not exist"
+        raise ConfigError(f"this folder of tasks {what}", file=str(root))
     found = sorted(_walk(root, SEARCH_DEPTH))
     if not found:
         raise ConfigError("no task in this folder: a task is a folder with task.toml and instruction.md", file=str(root))
