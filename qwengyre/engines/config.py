@@ -50,5 +50,5 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             least = -(-self.max_context_tokens // self.block_size) + 1
             raise ValueError(f"kv_blocks must be at least {least} to hold one call of max_context_tokens, is {self.kv_blocks}")
         for name in ("command_deadline_s", "pin_deadline_s"):
-            if getattr(self, name) <= 0:
+            if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, is {getattr(self, name)}")

@@ -36,9 +36,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
         for key in ("keep_alive_s", "max_hold_s", "body_timeout_s"):
-            if getattr(self, key) <= 0:
+            if not getattr(self, key) > 0:
                 raise ValueError(f"{key} must be above 0")
-        if self.headers_after_s < 0:
+        if not self.headers_after_s >= 0:
             raise ValueError("headers_after_s must not be negative")
 
 

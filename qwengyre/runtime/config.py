@@ -44,7 +44,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
         for key in ("start_timeout_s", "operation_timeout_s", "compute_timeout_s", "collective_timeout_s", "heartbeat_s"):
-            if getattr(self, key) <= 0:
+            if not getattr(self, key) > 0:
                 raise ValueError(f"{key} must be above 0")
         if self.give_up_after < 0:
             raise ValueError("give_up_after must not be negative")

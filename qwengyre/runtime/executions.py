@@ -58,7 +58,10 @@ class Executions:
         tasks: Mapping[str, Task],
         settings: ExecutionSettings,
         rules: Sequence[HarnessRules],
+        *,
+        max_concurrent: int,
     ) -> None:
+        """At most `max_concurrent` harnesses run at once; the others wait, dispatched, in the order of their start."""
         self._gateway, self._launcher, self._tasks = gateway, launcher, tasks
         self._settings, self._rules = settings, rules
         self.routes: dict[ExecutionId, ServerId | None] = {}
@@ -67,9 +70,14 @@ class Executions:
         """Of executions whose group is not prepared yet."""
         self._trees: dict[ExecutionId, TrajectoryTree] = {}
         self._open: set[ExecutionId] = set()
+        self._room = asyncio.Semaphore(max_concurrent)
 
     async def run(self, plan: GroupPlan, execution: ExecutionId, attempt: int, at: Callable[[], float]) -> ExecutionDone:
         """Open it at the gateway, run its harness, close it, score its workspace."""
+        async with self._room:
+            return await self._run(plan, execution, attempt, at)
+
+    async def _run(self, plan: GroupPlan, execution: ExecutionId, attempt: int, at: Callable[[], float]) -> ExecutionDone:
         opened = await self._gateway.open(self._order(plan, execution, attempt))
         self._open.add(execution)
         await self._send_route(execution)

@@ -31,6 +31,10 @@ class Prepared(msgspec.Struct, frozen=True):
 
 def prepare(config: RunConfig, progress: Callable[[str], None]) -> Prepared:
     """Load or generate tasks, load or warm up the policy. Raises ConfigError for what a user must mend."""
+    _refuse_what_is_decided_elsewhere(config)
+    rules = config.trajectory.harness_rules
+    if rules and not Path(rules).is_file():
+        raise ConfigError(f"there is no file {rules}", key="trajectory.harness_rules")
     train, held_out = _tasks(config)
     order = TrainingOrder([task.name for task in train], config.runtime.seed)
     evaluation = EvaluationPlan(
@@ -54,6 +58,14 @@ def prepare(config: RunConfig, progress: Callable[[str], None]) -> Prepared:
     )
     tasks = {task.name: task for task in (*train, *held_out)}
     return Prepared(tasks, order, evaluation, scheduler, _model_dir(config, progress))
+
+
+def _refuse_what_is_decided_elsewhere(config: RunConfig) -> None:
+    """The scheduler's own keys of an evaluation follow from the held-out tasks and from [evaluation]."""
+    given, default = config.scheduler, SchedulerConfig()
+    for name in ("evaluation_every_steps", "evaluate_at_start", "evaluate_at_end", "evaluation_group_sizes"):
+        if getattr(given, name) != getattr(default, name):
+            raise ConfigError("a run takes this from its [evaluation] table: set it there", key=f"scheduler.{name}")
 
 
 def _tasks(config: RunConfig) -> tuple[list[Task], list[Task]]:

@@ -50,13 +50,11 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Executions of one micro-step that share at least this many leading tokens compute them once. 0 never merges."""
     checkpoint_every: int = 1
     """Optimizer steps between checkpoints."""
-    reduce_timeout_s: float = 30.0
-    """Deadline of one collective between cells."""
     dtype: Literal["float32", "float64"] = "float32"
     """Of weights, gradients and optimizer state."""
 
     def __post_init__(self) -> None:
-        positive = ("learning_rate", "max_gradient_norm", "token_weight_cap", "sequence_constant", "reduce_timeout_s")
+        positive = ("learning_rate", "max_gradient_norm", "token_weight_cap", "sequence_constant")
         for name in positive:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -44,7 +45,7 @@ def stream(rendering: Rendering, ids: list[int], cuts: list[int]) -> tuple[Turn,
     parser = rendering.parser(lambda index: f"call_{index}", [1], ())
     bounds = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
     deltas = []
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in itertools.pairwise(bounds):
         deltas += parser.feed(ids[start:end])
     deltas += parser.finish()
     said = AnswerSoFar()

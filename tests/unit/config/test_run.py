@@ -12,7 +12,6 @@ from qwengyre.config.run import RunConfig, load_run
 from qwengyre.config.shape import keys
 from qwengyre.core.errors import ConfigError
 
-
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
 
 

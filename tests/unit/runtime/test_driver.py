@@ -1,6 +1,7 @@
 """The driver journals what it hands to the scheduler, in that order, and starts every command."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_a_run_ends_and_its_journal_holds_every_event_before_its_commands(tmp_pa
     assert isinstance(records[0], ev.RunStarted)
     assert isinstance(records[1], Decided)
     assert isinstance(records[-1], Decided) and isinstance(records[-1].commands[-1], cmd.FinishRun)
-    assert all(isinstance(before, ev.Event) for before, after in zip(records, records[1:], strict=False) if isinstance(after, Decided))
+    assert all(isinstance(before, ev.Event) for before, after in itertools.pairwise(records) if isinstance(after, Decided))
 
 
 def test_recovery_replays_to_the_same_scheduler(tmp_path):

@@ -1,14 +1,20 @@
 """Pure parts of running executions: the order of tasks, permuted rewards, ids."""
 
+import asyncio
+
 import msgspec
 
 from qwengyre.core.arrays import FLAG, VERSION, pack
 from qwengyre.core.ids import ExecutionId, execution_id
 from qwengyre.core.records import MicroStep, Role, TrainingExecution, Trajectory, Validity
+from qwengyre.gateway.control_api import ClosedExecution, OpenedExecution
+from qwengyre.gateway.stats import SessionCounts
 from qwengyre.runtime.controller import group_of, members_of
-from qwengyre.runtime.executions import GroupPlan, permuted
+from qwengyre.runtime.executions import Executions, ExecutionSettings, GroupPlan, permuted
 from qwengyre.runtime.observer import token_staleness
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
+from qwengyre.sandbox.task import Task
+from qwengyre.trajectory.harness_rules import BUILTIN
 
 
 def test_every_task_comes_once_before_any_comes_again():
@@ -59,3 +65,40 @@ def test_token_staleness_counts_trained_tokens_only():
     )
     execution = TrainingExecution(ExecutionId("e"), 0, 1.0, 1.0, (trajectory,), 3)
     assert token_staleness([MicroStep("m", 5, (execution,), 4)], step=5) == 1.0
+
+
+def test_no_more_harnesses_than_the_limit_run_at_once(outcome):
+    """The others wait their turn; none is refused."""
+    running, most = 0, 0
+
+    class Gateway:
+        async def open(self, order):
+            return OpenedExecution(key="k", path="/e/t/v1")
+
+        async def route(self, routes):
+            pass
+
+        async def close_execution(self, execution):
+            return ClosedExecution(execution, 0, [], SessionCounts())
+
+    class Launcher:
+        async def run_execution(self, spec, num_calls):
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            running -= 1
+            return outcome
+
+    task = Task("t", "/t", "do", 1.0, 1.0)
+    settings = ExecutionSettings(seed=0, max_context_tokens=10, max_tokens_per_call=5)
+    executions = Executions(Gateway(), Launcher(), {"t": task}, settings, BUILTIN, max_concurrent=2)
+    plan = GroupPlan(0, "train", 0, "t", 1.0, 5)
+
+    async def run_all():
+        return await asyncio.gather(*(executions.run(plan, execution, 0, lambda: 0.0) for execution in members_of(plan)))
+
+    done = asyncio.run(run_all())
+    assert most == 2
+    assert [one.execution for one in done] == members_of(plan)
