@@ -10,7 +10,10 @@ COMMANDS: Final = {
         "qwengyre.bench.embedded:embedded",
         "Tokens per CPU second of the embedded engine, against Hugging Face generate.",
     ),
-    "gateway": ("qwengyre.bench.gateway:gateway", "Cost of a 700,000-token execution, of 1,000 streams at once, of a small call."),
+    "gateway": (
+        "qwengyre.bench.gateway:gateway",
+        "Cost of a 700,000-token execution, of 1,000 streams at once, of a small call.",
+    ),
     "journal": ("qwengyre.bench.journal:journal", "Appends, reads and durable records per second of a journal."),
     "launch": ("qwengyre.bench.launch:launch", "CPU time of starting and scoring one execution, cold and warm."),
     "j-max": ("qwengyre.bench.j_max:j_max", "Time and trained tokens by the cap on trajectories, on recorded executions."),

@@ -89,7 +89,9 @@ def _messages(ids: list[int], chatml: Chatml, is_trained: bool, tools: list[dict
 
 
 def _assistant(ids: list[int], chatml: Chatml, is_trained: bool) -> dict:
-    header = next((index for index in range(1, min(_HEADER_TOKENS, len(ids))) if chatml.decode(ids[:index]).endswith("\n")), len(ids))
+    header = next(
+        (index for index in range(1, min(_HEADER_TOKENS, len(ids))) if chatml.decode(ids[:index]).endswith("\n")), len(ids)
+    )
     answer = chatml.parse(ids[header:])
     message: dict = {"role": "assistant", "content": answer.content, "weight": int(is_trained)}
     if answer.reasoning:

@@ -30,5 +30,13 @@ def test_every_command_is_in_the_drivers_table():
 
 
 def test_symbols_are_named_by_fields_that_exist():
-    for field in ("num_cells", "slots_per_cell", "groups_per_step", "steps_per_burst", "dispatch_depth", "max_staleness", "two_way"):
+    for field in (
+        "num_cells",
+        "slots_per_cell",
+        "groups_per_step",
+        "steps_per_burst",
+        "dispatch_depth",
+        "max_staleness",
+        "two_way",
+    ):
         assert field in SchedulerConfig.__struct_fields__ and f"`{field}" in PAGE
