@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from qwengyre.config.run import load_run
@@ -44,6 +45,7 @@ def test_a_journal_replays_to_the_same_commands_and_the_same_weights(tmp_path: P
     }
     assert set(trained) <= set(num_executions) == {0, 1}
 
+    torch.set_num_threads(config.runtime.threads_per_cell)  # sums are split over threads
     trainer = Trainer(Path(config.policy.model), config.trainer, ShmCarrier("qwengyre-test-replay"))
     for step, num in sorted(num_executions.items()):
         trainer.begin_step(step)
