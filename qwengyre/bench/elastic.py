@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from qwengyre.bench.output import JsonTarget, write_json
 from qwengyre.bench.paced_run import PacedResult, PacedSettings, make_plan, run_paced
 from qwengyre.bench.switches import Switch, Switches, worst_gap
 from qwengyre.core.errors import ConfigError
@@ -94,7 +95,7 @@ def elastic(
     seed: Annotated[int, typer.Option(help="Draws of the durations.")] = 0,
     lead_s: Annotated[float, typer.Option(help="What starting and scoring one harness takes here, taken off its time.")] = 0.1,
     keep: Annotated[Path | None, typer.Option(help="Keep the run folders here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json_target: JsonTarget = None,
 ) -> None:
     """Run elastic, Colocate and Async with real processes and emulated devices, beside the simulator."""
     name, work = load_workload(workload) if workload else ("small", SMALL)
@@ -104,10 +105,8 @@ def elastic(
         folder = keep or Path(temporary)
         runs = [run_policy(policy.strip(), work, settings, seed, folder) for policy in policies.split(",")]
     report = ElasticReport(name, seconds_per_hour, runs)
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(report)).decode())
-    else:
-        Console().print(_table(report))
+    Console(stderr=True).print(_table(report))
+    write_json(json_target, report)
 
 
 def run_policy(policy: str, workload: Workload, settings: PacedSettings, seed: int, folder: Path) -> PolicyRun:

@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 import typer
 
+from qwengyre.bench.output import JsonTarget, say, write_json
+
 if TYPE_CHECKING:
     from qwengyre.engines.core import EngineCore
 
@@ -39,7 +41,7 @@ def embedded(
     output_tokens: Annotated[int, typer.Option(help="Tokens each call generates.")] = 128,
     kernels: Annotated[str, typer.Option(help="auto, native or torch.")] = "auto",
     model: Annotated[Path | None, typer.Option(help="A Qwen3 folder; by default a random one of the quickstart's shape.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_target: JsonTarget = None,
 ) -> None:
     """Tokens per CPU second of the embedded engine, against Hugging Face generate on the same calls."""
     from qwengyre.testing.engines import write_tiny_qwen3
@@ -47,15 +49,11 @@ def embedded(
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = model or write_tiny_qwen3(Path(scratch), **QUICKSTART_SHAPE)
         figures = compare(model_dir, kernels, np.zeros((calls, prompt_tokens), np.int32), output_tokens)
-    if as_json:
-        typer.echo(msgspec.json.encode(figures).decode())
-        return
-    typer.echo(
-        f"{calls} calls of {prompt_tokens} + {output_tokens} tokens, {figures.kernels} kernels, per CPU second of one thread"
-    )
-    typer.echo(f"engine    {figures.engine_tokens_per_s:>10,.0f} tokens/s    {figures.iteration_ms:.2f} ms an iteration")
-    typer.echo(f"prefill   {figures.engine_prefill_tokens_per_s:>10,.0f} tokens/s")
-    typer.echo(f"generate  {figures.generate_tokens_per_s:>10,.0f} tokens/s    engine / generate = {figures.ratio:.1f}")
+    write_json(json_target, figures)
+    say(f"{calls} calls of {prompt_tokens} + {output_tokens} tokens, {figures.kernels} kernels, per CPU second of one thread")
+    say(f"engine    {figures.engine_tokens_per_s:>10,.0f} tokens/s    {figures.iteration_ms:.2f} ms an iteration")
+    say(f"prefill   {figures.engine_prefill_tokens_per_s:>10,.0f} tokens/s")
+    say(f"generate  {figures.generate_tokens_per_s:>10,.0f} tokens/s    engine / generate = {figures.ratio:.1f}")
 
 
 def compare(model_dir: Path, kernels: str, shape: np.ndarray, output_tokens: int) -> Figures:

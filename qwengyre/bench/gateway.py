@@ -20,6 +20,7 @@ import numpy as np
 import typer
 
 from qwengyre.bench.gateway_peer import added_by_peer
+from qwengyre.bench.output import JsonTarget, say, write_json
 from qwengyre.core.arrays import pack
 from qwengyre.engines.api import GenerateRequest, Sampling, TokenChunk
 from qwengyre.engines.remote import RemoteEngine
@@ -309,7 +310,7 @@ def gateway(
     pace_s: Annotated[float, typer.Option(help="Seconds between two tokens of one stream.")] = 0.5,
     peer_url: Annotated[str, typer.Option(help="Base URL of another proxy to compare with (bench/gateway_peer.py).")] = "",
     upstream_port: Annotated[int, typer.Option(help="Port of the upstream that the other proxy asks.")] = 8199,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_target: JsonTarget = None,
 ) -> None:
     """Time, memory and disk of long executions; latency of many streams and of a small call."""
     with tempfile.TemporaryDirectory(prefix="qg-") as name:
@@ -320,12 +321,10 @@ def gateway(
     peer = asyncio.run(added_by_peer(peer_url, upstream_port, 200)) if peer_url else None
     added = (figures["small_call_ms"] - figures["engine_call_ms"]) / 1000
     found = GatewayFigures(**figures, overhead_vs_peer=added / peer if peer else None)
-    if as_json:
-        print(msgspec.json.encode(found).decode())
-        return
+    write_json(json_target, found)
     for field in found.__struct_fields__:
         value = getattr(found, field)
-        print(f"{field:28} {value:.3f}" if isinstance(value, float) else f"{field:28} {value}")
+        say(f"{field:28} {value:.3f}" if isinstance(value, float) else f"{field:28} {value}")
 
 
 def _made(folder: Path) -> Path:

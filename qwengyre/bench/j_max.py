@@ -6,7 +6,6 @@ without computing shared prefixes once.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +14,7 @@ import torch
 import typer
 
 from qwengyre.bench.measure import measure
+from qwengyre.bench.output import JsonTarget, say, write_json
 from qwengyre.bench.recorded import CAPTURES, recorded_case, recorded_trees
 from qwengyre.bench.tree_training import Work, bench_model
 
@@ -34,7 +34,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def j_max(
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the list of results here.")] = None,
+    json_target: JsonTarget = None,
     captures: Annotated[Path, typer.Option(help="Folder of recordings.")] = CAPTURES,
     bytes_per_token: Annotated[
         int, typer.Option(help="Bytes of a recording that make one token; 4 is like a real tokenizer.")
@@ -59,11 +59,10 @@ def j_max(
         Line("none" if cap is None else str(cap), trained / all_trained, flat / all_flat, shared / all_flat, shared / all_shared)
         for cap, (trained, flat, shared) in totals.items()
     ]
-    print(f"{'J_max':>5} {'trained':>8} {'flattened':>10} {'shared':>8} {'shared, of its own uncapped':>28}")
+    say(f"{'J_max':>5} {'trained':>8} {'flattened':>10} {'shared':>8} {'shared, of its own uncapped':>28}")
     for line in found:
-        print(
+        say(
             f"{line.j_max:>5} {line.trained_share:8.1%} {line.time_flattened:10.1%} {line.time_shared:8.1%}"
             f" {line.time_shared_of_uncapped:28.1%}"
         )
-    if json_path is not None:
-        json_path.write_text(json.dumps([msgspec.to_builtins(line) for line in found], indent=1))
+    write_json(json_target, found)

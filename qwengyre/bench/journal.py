@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from qwengyre.bench.output import say
 from qwengyre.core.ids import CallId, ServerId
 from qwengyre.journal import Journal, read
 from qwengyre.trajectory.records import CallEvent, TokensSampled
@@ -27,10 +28,10 @@ def journal(
     """Appends and reads per second, and durable records per second by number of concurrent waiters."""
     with tempfile.TemporaryDirectory(prefix=".bench-journal-", dir=folder) as scratch:
         appended, replayed = append_and_read(Path(scratch) / "plain.log", records)
-        typer.echo(f"append {appended:>12,.0f} records/s    read {replayed:,.0f} records/s    ({records:,} records of 8 tokens)")
+        say(f"append {appended:>12,.0f} records/s    read {replayed:,.0f} records/s    ({records:,} records of 8 tokens)")
         for num_waiters in (1, 16, 256):
             rate, syncs = asyncio.run(group_commit(Path(scratch) / f"{num_waiters}.log", num_waiters, rounds))
-            typer.echo(f"durable {rate:>11,.0f} records/s    {syncs:,.0f} syncs/s    with {num_waiters} waiters")
+            say(f"durable {rate:>11,.0f} records/s    {syncs:,.0f} syncs/s    with {num_waiters} waiters")
 
 
 def append_and_read(path: Path, num_records: int) -> tuple[float, float]:

@@ -15,6 +15,7 @@ import numpy as np
 import typer
 
 from qwengyre.bench.embedded import QUICKSTART_SHAPE
+from qwengyre.bench.output import JsonTarget, say, write_json
 
 if TYPE_CHECKING:
     from qwengyre.engines.api import Engine, GenerateRequest, TokenChunk
@@ -46,7 +47,7 @@ def kv_move(
     moves: Annotated[int, typer.Option(help="How many calls move.")] = 10,
     carrier: Annotated[str, typer.Option(help="shm or tcp.")] = "shm",
     layers: Annotated[int, typer.Option(help="Layers of the random model; more layers, more bytes a token.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_target: JsonTarget = None,
 ) -> None:
     """Move calls in mid-generation: tokens computed twice, equal continuations, speed against the bare carrier."""
     from qwengyre.testing.engines import write_tiny_qwen3
@@ -54,12 +55,10 @@ def kv_move(
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = write_tiny_qwen3(Path(scratch), **(QUICKSTART_SHAPE | {"num_hidden_layers": layers}))
         figures = asyncio.run(move_calls(model_dir, carrier, prompt_tokens, moves))
-    if as_json:
-        typer.echo(msgspec.json.encode(figures).decode())
-        return
-    typer.echo(f"{moves} calls of {prompt_tokens} tokens over {carrier}, {figures.kv_bytes / 1e6:.1f} MB each")
-    typer.echo(f"recomputed_tokens {figures.recomputed_tokens}    continuations identical: {figures.is_identical}")
-    typer.echo(f"move {figures.move_ms:.2f} ms    raw {figures.raw_ms:.2f} ms    share_of_raw {figures.share_of_raw:.2f}")
+    write_json(json_target, figures)
+    say(f"{moves} calls of {prompt_tokens} tokens over {carrier}, {figures.kv_bytes / 1e6:.1f} MB each")
+    say(f"recomputed_tokens {figures.recomputed_tokens}    continuations identical: {figures.is_identical}")
+    say(f"move {figures.move_ms:.2f} ms    raw {figures.raw_ms:.2f} ms    share_of_raw {figures.share_of_raw:.2f}")
 
 
 async def move_calls(model_dir: Path, kind: str, prompt_tokens: int, moves: int) -> Figures:

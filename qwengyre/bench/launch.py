@@ -16,6 +16,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
+from qwengyre.bench.output import say
 from qwengyre.core.errors import SandboxError
 from qwengyre.core.records import End
 from qwengyre.sandbox.config import HarnessConfig
@@ -43,12 +44,10 @@ def launch(
 ) -> None:
     """CPU time of starting and clearing away one execution, cold and warm, and of its evaluator."""
     costs = asyncio.run(measure(executions, at_once, isolation))
-    typer.echo(
-        f"{'':12} {'CPU ms':>8} {'wall ms':>8}   per execution, {executions} each, {at_once} at once, isolation {isolation}"
-    )
+    say(f"{'':12} {'CPU ms':>8} {'wall ms':>8}   per execution, {executions} each, {at_once} at once, isolation {isolation}")
     for name, cost in costs.items():
-        typer.echo(f"{name:12} {cost.cpu_ms:8.1f} {cost.wall_ms:8.1f}")
-    typer.echo(f"warm start: {costs['cold'].cpu_ms / costs['warm'].cpu_ms:.1f} times less CPU than cold")
+        say(f"{name:12} {cost.cpu_ms:8.1f} {cost.wall_ms:8.1f}")
+    say(f"warm start: {costs['cold'].cpu_ms / costs['warm'].cpu_ms:.1f} times less CPU than cold")
 
 
 async def measure(num_executions: int, at_once: int, isolation: str) -> dict[str, Cost]:

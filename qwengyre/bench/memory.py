@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -13,6 +11,7 @@ import typer
 from torch import nn
 
 from qwengyre.bench.measure import measure
+from qwengyre.bench.output import JsonTarget, say, write_json
 from qwengyre.bench.tree_training import targets_of
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms
@@ -29,7 +28,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def memory(
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the list of results here.")] = None,
+    json_target: JsonTarget = None,
     long_tokens: Annotated[int, typer.Option(help="Tokens of the long path; 0 leaves it out.")] = 131_072,
     head_tokens: Annotated[int, typer.Option(help="Tokens under the large vocabulary; 0 leaves it out.")] = 16_384,
     chunk_tokens: Annotated[int, typer.Option(help="Rows of one chunk.")] = 4096,
@@ -44,11 +43,8 @@ def memory(
         model = _model(vocab_size=151_936, hidden_size=512, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4)
         found.append(_run("vocabulary of 151,936", model, head_tokens, chunk_tokens))
     for line in found:
-        print(
-            f"{line.case:26} {line.num_tokens:8} tokens {line.parameters / 1e6:6.1f}M {line.cpu_s:8.1f} s {line.peak_mb:7.0f} MB"
-        )
-    if json_path is not None:
-        json_path.write_text(json.dumps([msgspec.to_builtins(line) for line in found], indent=1))
+        say(f"{line.case:26} {line.num_tokens:8} tokens {line.parameters / 1e6:6.1f}M {line.cpu_s:8.1f} s {line.peak_mb:7.0f} MB")
+    write_json(json_target, found)
 
 
 def _model(**sizes: int) -> nn.Module:

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from qwengyre.bench.measure import measure
+from qwengyre.bench.output import say
 from qwengyre.sim.driver import SimDriver
 from qwengyre.sim.durations import Durations
 from qwengyre.sim.settings import Setting, build
@@ -21,7 +22,7 @@ def simulator(
     executions: Annotated[int, typer.Option(help="Executions of the largest run.")] = 1_000_000,
 ) -> None:
     """CPU time, time per event and memory: nl122_v1 as it is, then growing pools up to the largest."""
-    typer.echo(f"{'cells':>8} {'executions':>12} {'events':>10} {'CPU s':>8} {'us/event':>9} {'peak MB':>8}")
+    say(f"{'cells':>8} {'executions':>12} {'events':>10} {'CPU s':>8} {'us/event':>9} {'peak MB':>8}")
     workload = builtin_workloads()["nl122_v1"]
     _run(workload, f"{workload.num_cells:>8,}")
     for divisor in (100, 10, 1):
@@ -57,6 +58,4 @@ def _run(workload: Workload, label: str) -> None:
     cost = measure(driver.run)
     num_executions = workload.num_groups * workload.executions_per_group
     per_event = cost.cpu_s / driver.num_events * 1e6
-    typer.echo(
-        f"{label} {num_executions:>12,} {driver.num_events:>10,} {cost.cpu_s:>8.2f} {per_event:>9.1f} {cost.peak_mb:>8.0f}"
-    )
+    say(f"{label} {num_executions:>12,} {driver.num_events:>10,} {cost.cpu_s:>8.2f} {per_event:>9.1f} {cost.peak_mb:>8.0f}")

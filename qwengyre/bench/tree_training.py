@@ -6,7 +6,6 @@ Ratios are CPU time over `flattened`; the ideal ratio counts FLOPs of distinct t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from qwengyre.bench import trl_rows
 from qwengyre.bench.measure import Measured, measure
+from qwengyre.bench.output import JsonTarget, say, write_json
 from qwengyre.bench.recorded import CAPTURES, recorded_case, recorded_trees
 from qwengyre.bench.trees import VOCABULARY, Case, Cost, shared_prompt, sharing_most, side_branches
 from qwengyre.trainer.config import TrainerConfig
@@ -46,7 +46,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def tree_training(
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the list of results here.")] = None,
+    json_target: JsonTarget = None,
     size: Annotated[str, typer.Option(help="full: the stated cases; small: the same shapes, a sixteenth of the time.")] = "full",
     repeats: Annotated[int, typer.Option(help="Runs of each method; the fastest counts.")] = 1,
     chunk_tokens: Annotated[int, typer.Option(help="Rows of one chunk of `chains-chunked`.")] = 2048,
@@ -56,7 +56,7 @@ def tree_training(
     """Compare a tree row with its flattened paths: CPU time, peak memory, exactness."""
     torch.set_num_threads(1)
     found: list[Line] = []
-    print(
+    say(
         f"{'case':36} {'method':15} {'ideal':>6} {'ratio':>6} {'reached':>8} {'cpu s':>7} {'peak MB':>8} {'logp gap':>9} {'grad gap':>9}"
     )
     for case in cases(size, captures):
@@ -64,13 +64,12 @@ def tree_training(
             continue
         for line in run_case(case, repeats, chunk_tokens):
             found.append(line)
-            print(
+            say(
                 f"{line.case:36} {line.method:15} {line.ideal:6.3f} {line.ratio:6.3f} {line.ideal / line.ratio:8.1%}"
                 f" {line.cpu_s:7.2f} {line.peak_mb:8.0f} {line.max_logp_gap:9.1e} {line.max_grad_gap:9.1e}",
                 flush=True,
             )
-    if json_path is not None:
-        json_path.write_text(json.dumps([msgspec.to_builtins(line) for line in found], indent=1))
+    write_json(json_target, found)
 
 
 def cases(size: str, captures: Path) -> list[Case]:

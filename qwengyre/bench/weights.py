@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import typer
 
+from qwengyre.bench.output import JsonTarget, say, write_json
 from qwengyre.core.errors import StaleRead
 from qwengyre.transfer.api import Carrier, Exposure
 from qwengyre.transfer.carriers import open_carrier
@@ -53,7 +54,7 @@ def weights(
     satellites: Annotated[int, typer.Option(help="Processes that read it.")] = 3,
     updates: Annotated[int, typer.Option(help="Snapshots published while others read.")] = 1000,
     carrier: Annotated[str, typer.Option(help="shm or tcp.")] = "shm",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_target: JsonTarget = None,
 ) -> None:
     """Read snapshots from several processes: speed against the bare carrier, cost to the core, torn reads."""
     if carrier not in ("shm", "tcp"):
@@ -71,14 +72,10 @@ def weights(
     good, stale, torn = read_under_updates(carrier, updates)
     share, gb = rate / raw_rate, snapshot.num_bytes / 1e9
     figures = Figures(carrier, gb, satellites, rate, raw_rate, share, busy_s / alone_s - 1, updates, good, stale, torn)
-    if as_json:
-        typer.echo(msgspec.json.encode(figures).decode())
-        return
-    typer.echo(
-        f"{figures.snapshot_gb:.2f} GB to {satellites} satellites over {carrier}: {rate:.2f} GB/s, raw {raw_rate:.2f} GB/s"
-    )
-    typer.echo(f"share_of_raw {figures.share_of_raw:.2f}    core_slowdown {figures.core_slowdown:+.1%}")
-    typer.echo(f"torn {torn} of {good + stale:,} reads under {updates:,} updates ({good:,} good, {stale:,} refused as stale)")
+    write_json(json_target, figures)
+    say(f"{figures.snapshot_gb:.2f} GB to {satellites} satellites over {carrier}: {rate:.2f} GB/s, raw {raw_rate:.2f} GB/s")
+    say(f"share_of_raw {figures.share_of_raw:.2f}    core_slowdown {figures.core_slowdown:+.1%}")
+    say(f"torn {torn} of {good + stale:,} reads under {updates:,} updates ({good:,} good, {stale:,} refused as stale)")
 
 
 def read_by_satellites(exposure: Exposure, carrier: str, num_satellites: int, rounds: int = 2) -> tuple[float, float]:
