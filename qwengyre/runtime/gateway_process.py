@@ -12,9 +12,11 @@ import msgspec
 
 from qwengyre.core.errors import QwenGyreError
 from qwengyre.gateway.config import GatewayProcessConfig
+from qwengyre.journal import is_in_use
 from qwengyre.runtime.processes import Supervised, start_process
 
 log = logging.getLogger(__name__)
+LAST_LIFE_S = 15.0
 
 
 class GatewayProcess:
@@ -33,7 +35,15 @@ class GatewayProcess:
         self._config = msgspec.structs.replace(self._config, port=self.port)
         self._watch = asyncio.create_task(self._keep_alive(), name="gateway")
 
+    async def _wait_for_the_last_life(self) -> None:
+        """The gateway of a controller that was killed ends a moment after it; until then the journal is its own."""
+        journal = Path(self._config.journal)
+        deadline = asyncio.get_running_loop().time() + LAST_LIFE_S
+        while journal.exists() and is_in_use(journal) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+
     async def _launch(self) -> None:
+        await self._wait_for_the_last_life()
         (self._private / "gateway.json").write_bytes(msgspec.json.encode(self._config))
         ready = Path(self._config.ready_file or "")
         self._child = await start_process(

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from qwengyre.core.errors import JournalCorrupt, JournalError, JournalInUse
-from qwengyre.journal import Journal, read
+from qwengyre.journal import Journal, is_in_use, read
 from qwengyre.journal.frames import HEADER, PREFIX_BYTES
 
 
@@ -248,3 +248,10 @@ def test_a_closed_journal_refuses_records(tmp_path: Path):
     journal.close()
     with pytest.raises(JournalError, match="closed"):
         journal.append(Counted(1))
+
+
+def test_a_journal_is_in_use_while_its_writer_has_it_open(tmp_path):
+    path = tmp_path / "a.log"
+    with Journal.open(path, Noted):
+        assert is_in_use(path)
+    assert not is_in_use(path)
