@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qwengyre.cli.run_records import RunSources
+from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.config.run import RunConfig, load_run
-from qwengyre.core.errors import ConfigError
 from qwengyre.dashboard.tree_rows import Decode
 from qwengyre.gateway.tokenizer import FastTokenizer
-from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules, rules_from_toml
+from qwengyre.trajectory.harness_rules import HarnessRules
 
 
 def run_config(sources: RunSources) -> RunConfig | None:
@@ -21,13 +21,7 @@ def run_config(sources: RunSources) -> RunConfig | None:
 def load_harness_rules(config: RunConfig | None, given: Path | None) -> tuple[HarnessRules, ...]:
     """The rules of the file given, else of the run's, then the built-in ones. Raises ConfigError for a file that cannot be read."""
     file = str(given) if given is not None else config.trajectory.harness_rules if config is not None else ""
-    if not file:
-        return BUILTIN
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the harness rules: {error}", key="trajectory.harness_rules") from error
-    return rules_from_toml(text, file)
+    return read_harness_rules(file)
 
 
 def find_tokenizer(sources: RunSources, config: RunConfig | None, given: Path | None) -> Path | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import uvicorn
 
+from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.core.errors import ConfigError
 from qwengyre.engines.api import Engine
 from qwengyre.engines.remote import RemoteEngine
@@ -25,7 +26,6 @@ from qwengyre.gateway.control_api import AddServer
 from qwengyre.gateway.gateway import Gateway, open_journal
 from qwengyre.gateway.keys import load_secret
 from qwengyre.gateway.rendering import Rendering
-from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules, rules_from_toml
 
 log = logging.getLogger(__name__)
 PARENT_POLL_S = 1.0
@@ -52,7 +52,9 @@ class GatewayServer:
         if self._journal.cut is not None:
             log.warning("journal_cut", extra={"cut": str(self._journal.cut)})
         secret = load_secret(config.secret_file)
-        self.gateway = Gateway(config.gateway, rendering, self._journal, secret, time.time, _rules(config.harness_rules))
+        self.gateway = Gateway(
+            config.gateway, rendering, self._journal, secret, time.time, read_harness_rules(config.harness_rules)
+        )
         self._harness = HarnessApp(self.gateway)
         self._control = ControlApp(self.gateway, connect or connect_engine, self.stop)
         self._stack = contextlib.AsyncExitStack()
@@ -156,15 +158,6 @@ async def serve(config: GatewayProcessConfig) -> None:
         await server.stop.wait()
     if server.gateway.broken is not None:
         raise server.gateway.broken
-
-
-def _rules(file: str) -> tuple[HarnessRules, ...]:
-    if not file:
-        return BUILTIN
-    try:
-        return rules_from_toml(Path(file).read_text(), file)
-    except OSError as error:
-        raise ConfigError(f"cannot read harness rules: {error.strerror}", file=file) from error
 
 
 def connect_engine(asked: AddServer) -> Engine:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.core.errors import ConfigError
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
 from qwengyre.sandbox.task import Task, load_tasks
@@ -32,9 +33,7 @@ class Prepared(msgspec.Struct, frozen=True):
 def prepare(config: RunConfig, progress: Callable[[str], None]) -> Prepared:
     """Load or generate tasks, load or warm up the policy. Raises ConfigError for what a user must mend."""
     _refuse_what_is_decided_elsewhere(config)
-    rules = config.trajectory.harness_rules
-    if rules and not Path(rules).is_file():
-        raise ConfigError(f"there is no file {rules}", key="trajectory.harness_rules")
+    read_harness_rules(config.trajectory.harness_rules)  # a mistake in it is told before anything starts
     train, held_out = _tasks(config)
     order = TrainingOrder([task.name for task in train], config.runtime.seed)
     evaluation = EvaluationPlan(

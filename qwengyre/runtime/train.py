@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.config.run import RunConfig
 from qwengyre.core.ids import ExecutionId
 from qwengyre.core.records import MicroStep
@@ -44,7 +45,6 @@ from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.records import AuditReport
-from qwengyre.trajectory.harness_rules import BUILTIN, rules_from_toml
 from qwengyre.transfer.shm import cleanup
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class Run:
                 launcher,
                 self.prepared.tasks,
                 self._settings(),
-                self._rules(),
+                read_harness_rules(self.config.trajectory.harness_rules),
                 max_concurrent=config.runtime.max_concurrent_harnesses,
             ),
             steps=Steps(fleet, folder, config.runtime),
@@ -162,10 +162,6 @@ class Run:
             max_context_tokens=min(policy.max_context_tokens, engine.max_context_tokens),
             max_tokens_per_call=policy.max_tokens_per_call,
         )
-
-    def _rules(self) -> tuple:
-        file = self.config.trajectory.harness_rules
-        return rules_from_toml(Path(file).read_text(), file) if file else BUILTIN
 
     def _gateway_config(self, private: Path) -> GatewayProcessConfig:
         secret = self.folder.journal / "secret"
