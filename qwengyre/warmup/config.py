@@ -36,19 +36,19 @@ class WarmupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Share of what the demonstrations tell about operators that it must know. This is learned last."""
     num_threads: int = 1
     """CPU threads of torch."""
-    right_operator: float = 0.32
+    right_operator: float = 0.28
     """Share of first tries in which the demonstrator knows what the word of the specification means."""
-    usual_mistake: float = 0.48
+    usual_mistake: float = 0.52
     """Share in which it takes the word for one certain other operator, so that a greedy policy starts out wrong."""
-    repair: float = 0.5
+    repair: float = 0.8
     """Share of files shown as wrong that the demonstrator tries again; otherwise it looks for the next one."""
-    early_stop: float = 0.05
+    early_stop: float = 0.02
     """Chance, after every file, to call the task done."""
     delegate: float = 0.06
     """Chance to hand a file to a sub-agent."""
     ponder: float = 0.2
     """Chance to think aloud before writing a file, for up to a hundred tokens: answers differ in length as real ones do."""
-    watch: float = 0.01
+    watch: float = 0.015
     """Chance, after every file, to start the self-test in its watch mode, which does not return: the harness times out."""
     compact: float = 0.08
     """Chance, after every tool result, that the demonstrator's context is full."""

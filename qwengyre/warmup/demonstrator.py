@@ -85,7 +85,8 @@ class Demonstrator:
         return self._call("write_file", {"path": f"{line['name']}.py", "content": source}, thoughts)
 
     def _ponder(self, constant: int) -> str:
-        return f"Counting to {constant}: " + " ".join(str(number) for number in range(1, constant + 1))
+        """Counting down, so that the last number says itself that it is the last: a greedy policy must not count for ever."""
+        return f"Counting from {constant}: " + " ".join(str(number) for number in range(constant, 0, -1))
 
     def _run(self, command: str) -> Reply:
         return self._call("run", {"command": command})
