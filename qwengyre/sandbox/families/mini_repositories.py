@@ -191,7 +191,6 @@ with open(sys.argv[1], "w", encoding="utf-8") as file:
 
 _CHECK = '''\
 """Self-test: names the next missing file, and every wrong file once. With --watch it goes on until stopped."""
-import json
 import os
 import sys
 import time
@@ -203,18 +202,18 @@ LINES = @LINES@
 @WORKS@
 
 def report(root):
-    notes = os.path.join(root, ".check.json")
+    notes = os.path.join(root, ".shown")
     shown = []
     if os.path.exists(notes):
         with open(notes, encoding="utf-8") as file:
-            shown = json.load(file)
+            shown = file.read().split()
     state = {name: works(name, root) for name in LINES}
     for name, line in LINES.items():
         if state[name] is None:
             return "next " + line
         if not state[name] and name not in shown:
-            with open(notes, "w", encoding="utf-8") as file:
-                json.dump([*shown, name], file)
+            with open(notes, "a", encoding="utf-8") as file:
+                file.write(name + "\\n")
             return "wrong " + line
     return f"done: {sum(state.values())} of {len(state)} pass"
 
