@@ -66,8 +66,7 @@ def tree_training(
             found.append(line)
             say(
                 f"{line.case:36} {line.method:15} {line.ideal:6.3f} {line.ratio:6.3f} {line.ideal / line.ratio:8.1%}"
-                f" {line.cpu_s:7.2f} {line.peak_mb:8.0f} {line.max_logp_gap:9.1e} {line.max_grad_gap:9.1e}",
-                flush=True,
+                f" {line.cpu_s:7.2f} {line.peak_mb:8.0f} {line.max_logp_gap:9.1e} {line.max_grad_gap:9.1e}"
             )
     write_json(json_target, found)
 
