@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from qwengyre.config.load import load
+from qwengyre.config.paths import absolute, with_absolute_paths
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.runtime.config import EvaluationConfig, PolicyConfig, RuntimeConfig, TasksConfig
@@ -34,5 +35,15 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def load_run(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:
-    """Read the run file at `path`; `overrides` are "table.key=value". Raises ConfigError with file, line and key."""
-    return load(path, RunConfig, overrides)
+    """Read the run file at `path`; `overrides` are "table.key=value". Raises ConfigError with file, line and key.
+
+    Relative paths, of the file as of overrides, are taken from the current folder and are absolute in what is returned, so that a run
+    can be resumed and looked at from anywhere.
+    """
+    here = Path.cwd()
+    config = with_absolute_paths(load(path, RunConfig, overrides), here)
+    program, *arguments = config.harness.command
+    if "/" in program and not program.startswith("{"):
+        command = (absolute(program, here), *arguments)
+        config = msgspec.structs.replace(config, harness=msgspec.structs.replace(config.harness, command=command))
+    return config

@@ -17,6 +17,8 @@ CellId = NewType("CellId", int)
 ServerId = NewType("ServerId", str)
 """Anything that serves calls: `cell-3` or `standalone-0`."""
 MicroStepId = NewType("MicroStepId", str)
+LocalPath = NewType("LocalPath", str)
+"""A file or folder of this machine in a run file, "" for none. Relative ones are made absolute when the run file is loaded."""
 
 
 def execution_id(group: int, index: int) -> ExecutionId:

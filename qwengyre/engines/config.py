@@ -6,13 +6,15 @@ from typing import Literal
 
 import msgspec
 
+from qwengyre.core.ids import LocalPath
+
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a cell serves calls. The defaults suit a model of about a million parameters on one core."""
 
     engine: Literal["embedded", "paced", "scripted"] = "embedded"
     """`embedded`: torch in the cell's process. `paced`: scripted tokens at the speed of an emulated device."""
-    paced_plan: str = ""
+    paced_plan: LocalPath = LocalPath("")
     """`paced` only: the file that says what everything takes (`qwengyre bench elastic` writes it)."""
     max_running: int = 16
     """Calls that decode together; the others wait."""

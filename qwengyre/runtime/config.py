@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from qwengyre.core.ids import LocalPath
+
 
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str = "run"
@@ -53,9 +55,9 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 class TasksConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Where tasks come from: two folders of task folders, or a family that is generated."""
 
-    train: str = ""
+    train: LocalPath = LocalPath("")
     """Folder of the tasks to train on."""
-    held_out: str = ""
+    held_out: LocalPath = LocalPath("")
     """Folder of the tasks that only evaluations run."""
     family: Literal["", "mini-repositories"] = ""
     """A deterministic family that is written into the cache instead; the seed of the run chooses its members."""
@@ -75,7 +77,7 @@ class TasksConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The model that is trained."""
 
-    model: str = ""
+    model: LocalPath = LocalPath("")
     """Folder of a Hugging Face model and its tokenizer. Empty: `qwengyre warmup` makes a tiny one, once, in the cache."""
     temperature: float = 1.0
     """What training samples at, whatever the harness asks for."""
@@ -83,7 +85,7 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Most tokens of one answer."""
     max_context_tokens: int = 32768
     """Longest prompt and answer together; the engine's own limit caps it."""
-    cache: str = ".cache/qwengyre"
+    cache: LocalPath = LocalPath(".cache/qwengyre")
     """Folder for warmed-up models and generated tasks."""
 
     def __post_init__(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from qwengyre.core.ids import LocalPath
+
 
 class TrajectoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     j_max: int = 5
@@ -18,7 +20,7 @@ class TrajectoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Merge only where the shared prompt is at least this share of the execution to be added; 0 merges whatever fits."""
     max_micro_step_tokens: int = 262_144
     """An execution with more distinct tokens is cut into several micro-steps, whole paths each."""
-    harness_rules: str = ""
+    harness_rules: LocalPath = LocalPath("")
     """TOML file with `[[harness]]` tables that tell the roles of a harness that is not built in (docs/harnesses.md)."""
 
     def __post_init__(self) -> None:

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
+import msgspec
 import pytest
 
 from qwengyre.config.dump import dump_toml
@@ -37,3 +40,31 @@ def test_a_misspelt_key_of_a_component_is_found(tmp_path: Path):
 def test_reading_a_run_file_imports_no_torch():
     code = "import sys, qwengyre.config.run; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_relative_paths_are_those_of_the_folder_that_a_command_starts_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "files").mkdir()
+    run_file = tmp_path / "files" / "run.toml"
+    run_file.write_text('[tasks]\ntrain = "tasks"\n[harness]\ncommand = ["bin/agent", "a/b"]\n[policy]\nmodel = "~/model"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/users/me")
+    config = load_run(run_file, ["trajectory.harness_rules=../rules.toml"])
+    assert config.tasks.train == f"{tmp_path}/tasks" and config.tasks.held_out == ""
+    assert config.policy.model == "/users/me/model" and config.policy.cache == f"{tmp_path}/.cache/qwengyre"
+    assert config.trajectory.harness_rules == f"{tmp_path.parent}/rules.toml"
+    assert config.harness.command == (f"{tmp_path}/bin/agent", "a/b")
+    run_file.write_text(dump_toml(config))
+    monkeypatch.chdir("/")
+    assert load_run(run_file) == config
+
+
+def test_a_new_key_of_free_text_is_either_a_path_or_named_here_as_none():
+    assert {key for key, kind in kinds(RunConfig) if kind is str} <= {"runtime.name", "transfer.host", "ray.address"}
+
+
+def kinds(struct: type[msgspec.Struct], table: str = "") -> Iterator[tuple[str, object]]:
+    for name, kind in get_type_hints(struct).items():
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            yield from kinds(kind, f"{table}{name}.")
+        else:
+            yield f"{table}{name}", kind
