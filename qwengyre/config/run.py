@@ -11,10 +11,12 @@ from qwengyre.config.paths import absolute, with_absolute_paths
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.runtime.config import EvaluationConfig, PolicyConfig, RuntimeConfig, TasksConfig
+from qwengyre.runtime.launchers.config import RayConfig
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trajectory.config import TrajectoryConfig
+from qwengyre.transfer.config import TransferConfig
 from qwengyre.warmup.config import WarmupConfig
 
 
@@ -31,7 +33,13 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     engine: EngineConfig = EngineConfig()
     trainer: TrainerConfig = TrainerConfig()
     trajectory: TrajectoryConfig = TrajectoryConfig()
+    transfer: TransferConfig = TransferConfig()
+    ray: RayConfig = RayConfig()
     warmup: WarmupConfig = WarmupConfig()
+
+    def __post_init__(self) -> None:
+        if self.runtime.launcher == "ray" and self.transfer.carrier == "shm":
+            raise ValueError('transfer.carrier "shm" does not reach other hosts: with launcher "ray" use "tcp" or leave it at "auto"')
 
 
 def load_run(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:

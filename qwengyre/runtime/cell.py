@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -34,6 +35,8 @@ from qwengyre.runtime.stations import build_stations
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
+from qwengyre.transfer.carriers import open_carrier
+from qwengyre.transfer.config import TransferConfig
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,8 +65,11 @@ class CellSpec(msgspec.Struct, frozen=True):
     collective_timeout_s: float
     has_trainer: bool
     """False for a standalone engine: it only ever serves."""
-    ready_file: str
-    """Where the cell writes its `CellAddress` when it serves."""
+    transfer: TransferConfig
+    host: str = ""
+    """Address that control API, data plane and transfers listen on; filled in by the launcher."""
+    ready_file: str = ""
+    """Where the cell writes its `CellAddress` when it serves; filled in by the launcher."""
 
 
 class CellAddress(msgspec.Struct, frozen=True):
@@ -78,10 +84,8 @@ class Cell:
     """Owns the engine and the trainer, and answers operations one at a time per kind."""
 
     def __init__(self, spec: CellSpec) -> None:
-        from qwengyre.transfer.shm import ShmCarrier
-
         self.spec = spec
-        self.carrier = ShmCarrier(spec.segment_prefix)
+        self.carrier = open_carrier(spec.transfer, prefix=spec.segment_prefix, host=spec.host)
         trainer = spec.trainer if spec.has_trainer else None
         self.stations = build_stations(Path(spec.model_dir), spec.engine, trainer, self.carrier, spec.threads)
         self.engine: Engine = self.stations.engine
@@ -93,6 +97,7 @@ class Cell:
         self.role = "rollout"
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._operations: dict[type, Callable] = {
+            api.OfferPort: self.offer_port,
             api.ConnectMembers: self.connect_members,
             api.EnterTraining: self.enter_training,
             api.EnterRollout: self.enter_rollout,
@@ -117,6 +122,11 @@ class Cell:
 
     async def on_trainer(self, job: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._trainer_thread, job)
+
+    async def offer_port(self, op: api.OfferPort) -> api.Offered:
+        with socket.socket() as probe:
+            probe.bind((self.spec.host, 0))
+            return api.Offered(f"{self.spec.host}:{probe.getsockname()[1]}")
 
     async def connect_members(self, op: api.ConnectMembers) -> api.Done:
         rank = op.order.index(self.spec.cell)
@@ -268,9 +278,9 @@ async def serve(spec: CellSpec) -> None:
     exit_with_parent(asyncio.get_running_loop())
     cell = Cell(spec)
     engine_server = EngineServer(cell.engine, token=spec.token.encode())
-    data = await engine_server.serve("tcp://127.0.0.1:0")
+    data = await engine_server.serve(f"tcp://{spec.host}:0")
     server = uvicorn.Server(
-        uvicorn.Config(build_app(cell), host="127.0.0.1", port=0, log_level="warning", lifespan="off", timeout_keep_alive=3600)
+        uvicorn.Config(build_app(cell), host=spec.host, port=0, log_level="warning", lifespan="off", timeout_keep_alive=3600)
     )
     task = asyncio.create_task(server.serve(), name="control")
     while not server.started and not task.done():
@@ -278,7 +288,7 @@ async def serve(spec: CellSpec) -> None:
     if task.done():
         await task
     port = server.servers[0].sockets[0].getsockname()[1]
-    address = CellAddress(spec.cell, spec.epoch, f"http://127.0.0.1:{port}", data, os.getpid())
+    address = CellAddress(spec.cell, spec.epoch, f"http://{spec.host}:{port}", data, os.getpid())
     temporary = Path(spec.ready_file + ".tmp")
     temporary.write_bytes(msgspec.json.encode(address))
     temporary.rename(spec.ready_file)

@@ -25,6 +25,14 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     phases_s: dict[str, float] = {}
 
 
+class OfferPort(msgspec.Struct, frozen=True, tag=True):
+    """An address of this cell that is free: the others meet there. Asked of the first member."""
+
+
+class Offered(msgspec.Struct, frozen=True, tag=True):
+    address: str
+
+
 class ConnectMembers(msgspec.Struct, frozen=True, tag=True):
     """Build the prefix groups 2..K of one membership epoch. All cells of `order` get this at the same time."""
 
@@ -150,7 +158,8 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 Operation = (
-    ConnectMembers
+    OfferPort
+    | ConnectMembers
     | EnterTraining
     | EnterRollout
     | BeginStep
@@ -166,7 +175,7 @@ Operation = (
     | Audit
     | Health
 )
-Answer = Done | Computed | Applied | Exposed | Audited | HealthReport | Refused
+Answer = Done | Offered | Computed | Applied | Exposed | Audited | HealthReport | Refused
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -14,8 +14,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Name of the run; the run folder is `<runs dir>/<name>-<date>`."""
     seed: int = 0
     """Fixes tasks, sampling of tokens and of trajectories."""
-    launcher: Literal["local"] = "local"
-    """How cells are started. `local`: a supervisor of processes on this machine."""
+    launcher: Literal["local", "ray"] = "local"
+    """How cells are started. `local`: a supervisor of processes on this machine. `ray`: on the nodes of a Ray cluster (`[ray]`)."""
     threads_per_cell: int = 1
     """CPU threads that torch may use in one cell."""
     start_timeout_s: float = 120.0
@@ -27,7 +27,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     collective_timeout_s: float = 30.0
     """Longest wait of a member for the others in one collective."""
     heartbeat_s: float = 2.0
-    """How often a cell must answer; three misses in a row and it is lost."""
+    """How often a cell and the gateway must answer. Three misses in a row, of 5 heartbeats each, and it is lost and started again."""
     restart_lost_cells: bool = True
     """Start a lost cell again; it comes back in the rollout role."""
     max_concurrent_harnesses: int = 64

@@ -9,20 +9,17 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TypeVar
-
-import msgspec
 
 from qwengyre.core.errors import CellFailed
 from qwengyre.core.ids import ServerId, numbered_server
 from qwengyre.engines.api import EngineStats
 from qwengyre.runtime import cell_api as api
-from qwengyre.runtime.cell import CellAddress, CellSpec
+from qwengyre.runtime.cell import CellSpec
 from qwengyre.runtime.cell_client import CellClient
 from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.gateway_client import GatewayClient
-from qwengyre.runtime.processes import Supervised, start_process
+from qwengyre.runtime.launchers.api import CellLauncher, CellLife
 
 log = logging.getLogger(__name__)
 Reply = TypeVar("Reply")
@@ -32,7 +29,7 @@ MISSES_UNTIL_LOST = 3
 class LiveCell:
     """One life of one cell."""
 
-    def __init__(self, spec: CellSpec, process: Supervised, client: CellClient) -> None:
+    def __init__(self, spec: CellSpec, process: CellLife, client: CellClient) -> None:
         self.spec, self.process, self.client = spec, process, client
         self.is_serving = True
         """The engine has memory and weights: a publish must reach it."""
@@ -46,14 +43,13 @@ class Fleet:
     def __init__(
         self,
         make_spec: Callable[[int, int], CellSpec],
-        private: Path,
-        logs: Path,
+        launcher: CellLauncher,
         config: RuntimeConfig,
         gateway: GatewayClient,
         num_cells: int,
     ) -> None:
         self._num_cells = num_cells
-        self._make_spec, self._private, self._logs = make_spec, private, logs
+        self._make_spec, self._launcher = make_spec, launcher
         self._config, self._gateway = config, gateway
         self._epochs: dict[int, int] = {}
         self.cells: dict[int, LiveCell] = {}
@@ -65,25 +61,14 @@ class Fleet:
         return numbered_server(number, self._num_cells)
 
     async def start(self, cell: int) -> None:
-        """Start a life of `cell` and tell the gateway where it serves. Raises ProcessFailed."""
+        """Start a life of `cell` and tell the gateway where it serves. Raises ProcessFailed, NoRoom."""
         epoch = self._epochs.get(cell, -1) + 1
         self._epochs[cell] = epoch
         spec = self._make_spec(cell, epoch)
-        spec_file = self._private / f"{self.server(cell)}.json"
-        spec_file.touch(mode=0o600)
-        spec_file.write_bytes(msgspec.json.encode(spec))
-        process = await start_process(
-            "qwengyre.runtime.cell",
-            [str(spec_file)],
-            self._logs / f"{self.server(cell)}.log",
-            Path(spec.ready_file),
-            env={"OMP_NUM_THREADS": str(spec.threads), "MKL_NUM_THREADS": str(spec.threads)},
-            timeout_s=self._config.start_timeout_s,
-        )
-        address = msgspec.json.decode(Path(spec.ready_file).read_bytes(), type=CellAddress)
-        live = LiveCell(spec, process, CellClient(address, spec.token))
+        process = await self._launcher.launch(self.server(cell), spec)
+        live = LiveCell(spec, process, CellClient(process.address, spec.token))
         self.cells[cell] = live
-        await self._gateway.add_server(self.server(cell), address.data, spec.token)
+        await self._gateway.add_server(self.server(cell), process.address.data, spec.token)
         live.watch = asyncio.create_task(self._watch(cell, live), name=f"watch cell {cell}")
 
     async def call(self, cell: int, operation: api.Operation, expected: type[Reply], timeout_s: float | None = None) -> Reply:
@@ -109,14 +94,14 @@ class Fleet:
         self.on_lost(cell)
 
     async def _watch(self, cell: int, live: LiveCell) -> None:
-        exited = asyncio.create_task(live.process.wait_exit())
+        ended = asyncio.create_task(live.process.wait_end())
         missed = asyncio.create_task(self._beat(live))
         try:
-            await asyncio.wait({exited, missed}, return_when=asyncio.FIRST_COMPLETED)
-            reason = f"its process ended with {exited.result()}" if exited.done() else "it missed its heartbeats"
+            await asyncio.wait({ended, missed}, return_when=asyncio.FIRST_COMPLETED)
+            reason = ended.result() if ended.done() else "it missed its heartbeats"
             self.report_lost(cell, live, reason)
         finally:
-            exited.cancel()
+            ended.cancel()
             missed.cancel()
 
     async def _beat(self, live: LiveCell) -> None:

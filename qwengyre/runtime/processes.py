@@ -1,11 +1,13 @@
-"""The local launcher: supervised subprocesses that die with their parent and say when they serve.
+"""Supervised subprocesses that die with their parent and say when they serve.
 
-A child holds the read end of a pipe as its stdin; when the controller goes, however it goes, the pipe closes and the child exits.
+A child holds the read end of a pipe as its stdin; when the parent goes, however it goes, the pipe closes and the child exits. One that
+is stopped (SIGSTOP) cannot see that: the kernel kills it then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
@@ -15,13 +17,24 @@ from pathlib import Path
 
 from qwengyre.core.errors import QwenGyreError
 
+PR_SET_PDEATHSIG = 1
+
 
 class ProcessFailed(QwenGyreError):
     """A process of ours did not come up, or ended by itself; the message carries the end of its log."""
 
-    def __init__(self, name: str, reason: str, log_path: Path) -> None:
+    def __init__(self, name: str, reason: str, log_path: Path, *, tail: str | None = None) -> None:
+        """`tail` is the end of a log that lies on another machine."""
         self.name, self.reason, self.log_path = name, reason, log_path
-        super().__init__(f"{name}: {reason}; its log ({log_path}) ends with:\n{log_tail(log_path)}")
+        super().__init__(f"{name}: {reason}; its log ({log_path}) ends with:\n{log_tail(log_path) if tail is None else tail}")
+
+
+class NoRoom(QwenGyreError):
+    """There is no place for a process now; there may be later."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name, self.reason = name, reason
+        super().__init__(f"{name}: {reason}")
 
 
 def log_tail(path: Path, num_lines: int = 15) -> str:
@@ -99,8 +112,14 @@ async def start_process(
     return child
 
 
+def die_with_parent() -> None:
+    """In the child: have the kernel kill it when the thread that started it ends, even while it is stopped."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def exit_with_parent(loop: asyncio.AbstractEventLoop) -> None:
     """In the child: exit at once when the parent's end of stdin closes."""
+    die_with_parent()
 
     def parent_gone() -> None:
         if not os.read(0, 1024):

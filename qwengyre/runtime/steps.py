@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -69,7 +68,8 @@ class Steps:
             return
         async with self._collective:
             self._membership_epoch += 1
-            order_op = api.ConnectMembers(self._membership_epoch, f"127.0.0.1:{free_port()}", order)
+            meet_at = (await self._fleet.call(order[0], api.OfferPort(), api.Offered)).address
+            order_op = api.ConnectMembers(self._membership_epoch, meet_at, order)
             await self._on_all(order, order_op, api.Done)
 
     async def _on_all(self, cells: Iterable[int], operation: api.Operation, expected: type) -> None:
@@ -231,9 +231,3 @@ def latest_checkpoint(folder: Path) -> tuple[int, Path]:
     if not found:
         raise TrainerError(f"{folder}: no checkpoint to go on from")
     return int(found[-1].name.removeprefix("step-")), found[-1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -31,6 +31,7 @@ from qwengyre.runtime.executions import Executions, ExecutionSettings
 from qwengyre.runtime.fleet import Fleet
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.gateway_process import GatewayProcess
+from qwengyre.runtime.launchers import open_launcher
 from qwengyre.runtime.observer import Observer
 from qwengyre.runtime.prepare import Prepared, prepare
 from qwengyre.runtime.records import ControllerRecord, RunOpened
@@ -78,6 +79,8 @@ class Run:
 
     def __init__(self, config: RunConfig, folder: RunFolder, screen: Screen, prepared: Prepared, journals: Journals) -> None:
         self.config, self.folder, self.screen, self.prepared, self.journals = config, folder, screen, prepared, journals
+        self.shared = RunFolder(folder.path.absolute())
+        """As the cells see it, whatever folder they were started in."""
         self.recovered = recover(folder.controller_journal, prepared.scheduler)
         self.clock = RunClock(self.recovered.at)
         self.token = secrets.token_hex(16)
@@ -121,7 +124,9 @@ class Run:
         stack.push_async_callback(gateway_process.stop)
         gateway = GatewayClient(private / "control.sock", config.runtime.operation_timeout_s)
         stack.push_async_callback(gateway.aclose)
-        fleet = Fleet(self._cell_spec_in(private), private, folder.logs, config.runtime, gateway, config.scheduler.num_cells)
+        cells = await open_launcher(config, private, self.shared.logs)
+        stack.push_async_callback(cells.close)
+        fleet = Fleet(self._cell_spec, cells, config.runtime, gateway, config.scheduler.num_cells)
         stack.push_async_callback(fleet.stop)
         launcher = await stack.enter_async_context(
             Launcher(
@@ -146,7 +151,7 @@ class Run:
                 read_harness_rules(self.config.trajectory.harness_rules),
                 max_concurrent=config.runtime.max_concurrent_harnesses,
             ),
-            steps=Steps(fleet, folder, config.runtime),
+            steps=Steps(fleet, self.shared, config.runtime),
             observer=self.observer,
             order=self.prepared.order,
             evaluation=self.prepared.evaluation,
@@ -178,25 +183,21 @@ class Run:
             gateway=self.config.gateway,
         )
 
-    def _cell_spec_in(self, private: Path):
+    def _cell_spec(self, cell: int, epoch: int) -> CellSpec:
         config = self.config
-
-        def make(cell: int, epoch: int) -> CellSpec:
-            return CellSpec(
-                cell=cell,
-                epoch=epoch,
-                model_dir=str(self.prepared.model_dir),
-                segment_prefix=self.segments,
-                token=self.token,
-                threads=config.runtime.threads_per_cell,
-                engine=config.engine,
-                trainer=config.trainer,
-                collective_timeout_s=config.runtime.collective_timeout_s,
-                has_trainer=cell < config.scheduler.num_cells,
-                ready_file=str(private / f"cell-{cell}.ready"),
-            )
-
-        return make
+        return CellSpec(
+            cell=cell,
+            epoch=epoch,
+            model_dir=str(self.prepared.model_dir),
+            segment_prefix=self.segments,
+            token=self.token,
+            threads=config.runtime.threads_per_cell,
+            engine=config.engine,
+            trainer=config.trainer,
+            collective_timeout_s=config.runtime.collective_timeout_s,
+            has_trainer=cell < config.scheduler.num_cells,
+            transfer=config.transfer.resolved(one_host=config.runtime.launcher == "local"),
+        )
 
     # ------------------------------------------------------------------ the run itself
 
@@ -250,7 +251,7 @@ class Run:
         batch = list(micro_steps.values())
         report = None
         for start in range(0, len(batch), AUDIT_BATCH):
-            operation = api.Audit(tuple(batch[start : start + AUDIT_BATCH]), str(self.folder.snapshots))
+            operation = api.Audit(tuple(batch[start : start + AUDIT_BATCH]), str(self.shared.snapshots))
             answer = await controller.fleet.call(CORE, operation, api.Audited, self.config.runtime.compute_timeout_s)
             report = answer.report if report is None else merge(report, answer.report)
         if report is not None:

@@ -11,6 +11,7 @@ all of them got through. Whoever dies, every member's own sums are as they were.
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 
 import torch
@@ -88,7 +89,19 @@ def _open_store(address: str, rank: int, world: int, timeout: timedelta) -> dist
 def _options(store_address: str, timeout_s: float) -> dist.ProcessGroupGloo._Options:
     options = dist.ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=timeout_s)
-    one_host = store_address.startswith(("file:", "127.", "localhost:"))
-    device = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1") if one_host else None
-    options._devices = [device or dist.ProcessGroupGloo.create_default_device()]
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(store_address))]
     return options
+
+
+def own_address(store_address: str) -> str:
+    """The address of this machine that faces the store. What gloo takes by itself, the host's name, is often a loopback address.
+
+    >>> own_address("127.0.0.1:80"), own_address("file:/tmp/store")
+    ('127.0.0.1', '127.0.0.1')
+    """
+    if store_address.startswith("file:"):
+        return "127.0.0.1"
+    host, _, port = store_address.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # of a datagram, nothing is sent by this
+        probe.connect((host, int(port)))
+        return probe.getsockname()[0]

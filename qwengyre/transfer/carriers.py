@@ -8,8 +8,11 @@ from qwengyre.transfer.shm import ShmCarrier
 from qwengyre.transfer.tcp import TcpCarrier
 
 
-def open_carrier(config: TransferConfig, *, prefix: str) -> Carrier:
-    """The carrier of this process. `prefix` is the run's: `shm.cleanup(prefix)` removes what killed processes left."""
+def open_carrier(config: TransferConfig, *, prefix: str, host: str = "127.0.0.1") -> Carrier:
+    """The carrier of this process, which listens on `host` unless the config says where.
+
+    `prefix` is the run's: `shm.cleanup(prefix)` removes what killed processes left.
+    """
     if config.carrier == "tcp":
-        return TcpCarrier(config.host, deadline_s=config.deadline_s)
+        return TcpCarrier(config.host or host, deadline_s=config.deadline_s)
     return ShmCarrier(prefix)

@@ -42,7 +42,12 @@ class FakeFleet:
         answer = self.answers.get(type(operation))
         if answer is not None:
             return await answer(cell, operation)
-        return api.Exposed(exposure(operation.version)) if isinstance(operation, api.ExposeSnapshot) else api.Done()
+        match operation:
+            case api.ExposeSnapshot():
+                return api.Exposed(exposure(operation.version))
+            case api.OfferPort():
+                return api.Offered(f"10.0.0.{cell}:7")
+        return api.Done()
 
     def lose(self, cell: int) -> CellFailed:
         self.cells.pop(cell, None)
@@ -72,6 +77,7 @@ class TestCloseStep:
             made.regroup((0, 1, 2))
             await made.close_step(4, (0, 1))
             assert fleet.told(api.ConnectMembers) == [0, 1, 2]
+            assert {op.store_address for _, op in fleet.calls if isinstance(op, api.ConnectMembers)} == {"10.0.0.0:7"}
             assert fleet.told(api.Reduce) == [0, 1]
 
         run(body)

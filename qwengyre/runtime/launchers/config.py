@@ -1,0 +1,45 @@
+"""Settings of launchers: the `[ray]` table of a run file."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+
+class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What Ray reserves for one cell, on one node."""
+
+    cpus: float = 1.0
+    """CPU cores."""
+    gpus: float = 0.0
+    """Accelerators; the cell sees only these."""
+    resources: dict[str, float] = {}
+    """Ray's custom resources: `{ trainer = 1 }` keeps a cell on the nodes that were started with `--resources '{"trainer": 1}'`."""
+
+    def __post_init__(self) -> None:
+        for name, amount in (("cpus", self.cpus), ("gpus", self.gpus), *self.resources.items()):
+            if not 0 <= amount < math.inf:
+                raise ValueError(f"{name} must be a number from 0 on")
+        if not any(self.bundle().values()):
+            raise ValueError("something must be reserved: cpus, gpus or resources")
+
+    def bundle(self) -> dict[str, float]:
+        """As Ray wants it.
+
+        >>> Room(gpus=2, resources={"trainer": 1}).bundle()
+        {'CPU': 1.0, 'GPU': 2, 'trainer': 1}
+        """
+        amounts = {"CPU": self.cpus, "GPU": self.gpus, **self.resources}
+        return {name: amount for name, amount in amounts.items() if amount}
+
+
+class RayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Where Ray places cells, with `launcher = "ray"`."""
+
+    address: str = ""
+    """Cluster to join: `auto` for the one this machine belongs to, or `HOST:PORT`. Empty: RAY_ADDRESS, else a new one here."""
+    cell: Room = Room()
+    """Room for each cell: a placement group of one bundle."""
+    standalone: Room = Room()
+    """Room for each standalone engine."""

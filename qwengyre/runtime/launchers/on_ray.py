@@ -1,0 +1,185 @@
+"""Cells on the nodes of a Ray cluster: Ray places them, watches nodes and actors, and ends them. Nothing else goes through Ray.
+
+A cell is a placement group of one bundle, and an actor in it (`CellHost`) whose child is the cell's process. A node that dies
+takes the actor along, and `wait_end` says so. Whoever is declared dead while it still runs is fenced by the cell's epoch.
+Needs the extra `ray`; run folder and policy must lie where every node finds them under the same path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from qwengyre.core.errors import ConfigError
+from qwengyre.runtime.cell import CellSpec
+from qwengyre.runtime.launchers.cell_host import CellHost, Launched, NotServing, Serving
+from qwengyre.runtime.launchers.config import RayConfig, Room
+from qwengyre.runtime.processes import NoRoom, ProcessFailed
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+
+log = logging.getLogger(__name__)
+END_DEADLINE_S = 20.0
+NUM_WAITERS = 64
+"""Ray's own calls block: each waits in a thread."""
+
+
+class RayLife:
+    def __init__(self, serving: Serving, host: ActorHandle, group: PlacementGroup, launcher: RayLauncher) -> None:
+        self.address, self.node = serving.address, serving.node
+        self._host, self._group, self._launcher = host, group, launcher
+        self._ended = host.wait_end.remote()
+
+    async def wait_end(self) -> str:
+        from ray.exceptions import RayActorError
+
+        try:
+            return await self._ended
+        except RayActorError as error:
+            return f"Ray lost it on node {self.node[:8]}: {str(error).strip().splitlines()[0]}"
+
+    def kill(self) -> None:
+        self._launcher.end(self._host, self._group)
+
+    async def stop(self) -> None:
+        from ray.exceptions import RayActorError
+
+        try:
+            await asyncio.wait_for(self._host.stop.remote(), END_DEADLINE_S)
+        except (RayActorError, TimeoutError) as error:
+            log.warning("cell_did_not_stop", extra={"node": self.node, "reason": str(error) or "deadline passed"})
+        self.kill()
+
+
+class RayLauncher:
+    """Joins a cluster, or makes one on this machine. `logs` gets one file for each name, written on the cell's node."""
+
+    def __init__(self, config: RayConfig, logs: Path, start_timeout_s: float) -> None:
+        self._config, self._logs, self._start_timeout_s = config, logs, start_timeout_s
+        self._threads = ThreadPoolExecutor(NUM_WAITERS, thread_name_prefix="ray")
+        self._is_ours = False
+
+    async def open(self) -> RayLauncher:
+        """Raises ConfigError without Ray, or when the cluster does not answer."""
+        try:
+            import ray
+        except ImportError as error:
+            raise ConfigError("Ray is not installed: pip install 'qwengyre[ray]'", key="runtime.launcher") from error
+        if ray.is_initialized():
+            return self
+        address = self._config.address
+        try:
+            ray.init(
+                address=address or None,
+                include_dashboard=False if not address else None,
+                log_to_driver=False,
+                configure_logging=False,
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ConfigError(f"no Ray cluster answers there: {error}", key="ray.address") from error
+        self._is_ours = True
+        return self
+
+    async def launch(self, name: str, spec: CellSpec) -> RayLife:
+        import ray
+        from ray.exceptions import RayActorError
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        room = self._config.cell if spec.has_trainer else self._config.standalone
+        group = await self._reserve(name, room)
+        host = (
+            ray.remote(CellHost)
+            .options(
+                num_cpus=room.cpus,
+                num_gpus=room.gpus,
+                resources=room.resources or None,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+            )
+            .remote(str(self._logs), self._start_timeout_s)
+        )
+        try:
+            answer = host.launch.remote(name, msgspec.json.encode(spec))
+            launched = msgspec.json.decode(await asyncio.wait_for(answer, 2 * self._start_timeout_s), type=Launched)
+        except RayActorError as error:
+            self.end(host, group)
+            raise ProcessFailed(name, f"its node or its actor died: {error}", self._logs / f"{name}.log") from error
+        except TimeoutError:
+            self.end(host, group)
+            reason = f"its actor did not answer within {2 * self._start_timeout_s:g} s"
+            raise ProcessFailed(name, reason, self._logs / f"{name}.log") from None
+        except asyncio.CancelledError:
+            self.end(host, group)
+            raise
+        if isinstance(launched, NotServing):
+            self.end(host, group)
+            raise ProcessFailed(name, launched.reason, self._logs / f"{name}.log", tail=launched.log_tail)
+        log.info(
+            "cell_placed", extra={"cell": name, "epoch": spec.epoch, "node": launched.node, "host": launched.address.control}
+        )
+        return RayLife(launched, host, group, self)
+
+    async def _reserve(self, name: str, room: Room) -> PlacementGroup:
+        """Raises NoRoom when no node has it within the start deadline; it names what the nodes have."""
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        group = await self._in_thread(lambda: placement_group([room.bundle()], strategy="STRICT_PACK", name=name))
+        try:
+            is_placed = await self._in_thread(lambda: group.wait(self._start_timeout_s))
+        except asyncio.CancelledError:
+            remove_placement_group(group)
+            raise
+        if not is_placed:
+            remove_placement_group(group)
+            raise NoRoom(
+                name, f"no node has {in_words(room.bundle())} free after {self._start_timeout_s:g} s. {await self._nodes()}"
+            )
+        return group
+
+    async def _nodes(self) -> str:
+        import ray
+
+        nodes = await self._in_thread(ray.nodes)
+        alive = [f"{node['NodeManagerAddress']} {in_words(_of_interest(node['Resources']))}" for node in nodes if node["Alive"]]
+        dead = [node["NodeManagerAddress"] for node in nodes if not node["Alive"]]
+        return f"Nodes in all: {'; '.join(alive) or 'none'}" + (f"; dead: {', '.join(dead)}" if dead else "")
+
+    def end(self, host: ActorHandle, group: PlacementGroup) -> None:
+        """The actor's end is the cell's; its room is free for the next life."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        def end() -> None:
+            ray.kill(host, no_restart=True)
+            remove_placement_group(group)
+
+        self._threads.submit(end)
+
+    async def _in_thread(self, job):
+        return await asyncio.get_running_loop().run_in_executor(self._threads, job)
+
+    async def close(self) -> None:
+        import ray
+
+        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=False)
+        if self._is_ours:
+            ray.shutdown()
+
+
+def in_words(bundle: dict[str, float]) -> str:
+    """
+    >>> in_words({"CPU": 1.0, "trainer": 2})
+    '1 CPU, 2 trainer'
+    """
+    return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+
+
+def _of_interest(resources: dict[str, float]) -> dict[str, float]:
+    return {name: amount for name, amount in resources.items() if not name.startswith(("node:", "object_store", "memory"))}

@@ -1,0 +1,190 @@
+"""What every launcher must do: the local one in tests/contract, Ray's in checks/ (`make test-ray`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from qwengyre.core.errors import CellFailed, TrainerError
+from qwengyre.engines.config import EngineConfig
+from qwengyre.engines.paced_plan import PacedPlan
+from qwengyre.engines.remote import RemoteEngine
+from qwengyre.runtime import cell_api as api
+from qwengyre.runtime.cell import CellSpec
+from qwengyre.runtime.cell_client import CellClient
+from qwengyre.runtime.launchers.api import CellLauncher, CellLife
+from qwengyre.runtime.processes import ProcessFailed
+from qwengyre.testing.tokenizers import write_byte_tokenizer
+from qwengyre.trainer.config import TrainerConfig
+from qwengyre.transfer.config import TransferConfig
+
+PLAN = PacedPlan(
+    executions_s=[[1.0]],
+    micro_steps_s=[0.0],
+    optimizer_s=0.0,
+    publish_s=0.0,
+    to_training_s=0.0,
+    to_rollout_s=0.0,
+    num_calls=1,
+    decode_share=0.5,
+)
+DEADLINE_S = 60.0
+
+
+def spec_in(folder: Path, *, cell: int = 0, epoch: int = 0, has_trainer: bool = True) -> CellSpec:
+    """A cell that needs no torch and comes up in a second."""
+    (folder / "plan.json").write_bytes(msgspec.json.encode(PLAN))
+    model = folder / "model"
+    if not model.exists():
+        write_byte_tokenizer(model)
+    return CellSpec(
+        cell=cell,
+        epoch=epoch,
+        model_dir=str(model),
+        segment_prefix=f"qg-launcher-{os.getpid()}",
+        token="secret",
+        threads=1,
+        engine=EngineConfig(engine="paced", paced_plan=str(folder / "plan.json")),
+        trainer=TrainerConfig(),
+        collective_timeout_s=10.0,
+        has_trainer=has_trainer,
+        transfer=TransferConfig(carrier="tcp"),
+    )
+
+
+def is_running(pid: int) -> bool:
+    """Stopped counts, a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def wait_gone(pid: int) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while is_running(pid):
+            await asyncio.sleep(0.02)
+
+
+class LauncherContract:
+    """Subclasses give `opened(folder)`, a context with a launcher, and `program(folder)`, the source that makes one."""
+
+    opened: Callable[[Path], AbstractAsyncContextManager[CellLauncher]]
+    program: Callable[[Path], str]
+    """Source of a module with `async def open() -> CellLauncher`: for what is launched from a process that dies."""
+
+    def run(self, folder: Path, body: Callable[[CellLauncher], Awaitable[None]]) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(3 * DEADLINE_S), self.opened(folder) as launcher:
+                await body(launcher)
+
+        asyncio.run(main())
+
+    def test_a_launched_cell_answers_orders_for_its_epoch_only_and_serves_calls(self, tmp_path: Path):
+        async def body(launcher: CellLauncher) -> None:
+            life = await launcher.launch("cell-1", spec_in(tmp_path, cell=1, epoch=4))
+            assert (life.address.cell, life.address.epoch) == (1, 4)
+            client = CellClient(life.address, "secret")
+            assert (await client.call(api.Health(), api.HealthReport, DEADLINE_S)).role == "rollout"
+            stale = CellClient(msgspec.structs.replace(life.address, epoch=3), "secret")
+            with pytest.raises(CellFailed, match="order for epoch 3, this process is epoch 4"):
+                await stale.call(api.Health(), api.HealthReport, DEADLINE_S)
+            engine = RemoteEngine(life.address.data, token=b"secret")
+            await engine.connect()
+            assert engine.capacity().running == 0
+            for opened in (engine.close, client.close, stale.close, life.stop):
+                await opened()
+
+        self.run(tmp_path, body)
+
+    def test_a_standalone_engine_serves_and_refuses_to_train(self, tmp_path: Path):
+        async def body(launcher: CellLauncher) -> None:
+            life = await launcher.launch("standalone-0", spec_in(tmp_path, cell=3, has_trainer=False))
+            client = CellClient(life.address, "secret")
+            with pytest.raises(TrainerError, match="a standalone engine has no trainer"):
+                await client.call(api.EnterTraining(), api.Done, DEADLINE_S)
+            await client.close()
+            await life.stop()
+
+        self.run(tmp_path, body)
+
+    def test_the_end_of_a_process_is_told(self, tmp_path: Path):
+        async def body(launcher: CellLauncher) -> None:
+            life = await launcher.launch("cell-0", spec_in(tmp_path))
+            os.kill(life.address.pid, signal.SIGKILL)
+            assert "-9" in await asyncio.wait_for(life.wait_end(), DEADLINE_S)
+            life.kill()
+            await life.stop()
+
+        self.run(tmp_path, body)
+
+    @pytest.mark.parametrize("is_stalled", [False, True], ids=["alive", "stalled"])
+    def test_kill_ends(self, is_stalled: bool, tmp_path: Path):
+        async def body(launcher: CellLauncher) -> None:
+            life = await launcher.launch("cell-0", spec_in(tmp_path))
+            if is_stalled:
+                os.kill(life.address.pid, signal.SIGSTOP)
+            life.kill()
+            await wait_gone(life.address.pid)
+            await asyncio.wait_for(life.wait_end(), DEADLINE_S)
+
+        self.run(tmp_path, body)
+
+    def test_a_stalled_process_is_stopped_too(self, tmp_path: Path):
+        async def body(launcher: CellLauncher) -> None:
+            life = await launcher.launch("cell-0", spec_in(tmp_path))
+            os.kill(life.address.pid, signal.SIGSTOP)
+            await life.stop()
+            await wait_gone(life.address.pid)
+
+        self.run(tmp_path, body)
+
+    def test_what_does_not_come_up_says_why(self, tmp_path: Path):
+        async def body(launcher: CellLauncher) -> None:
+            spec = msgspec.structs.replace(spec_in(tmp_path), model_dir=str(tmp_path / "nowhere"))
+            with pytest.raises(ProcessFailed, match=r"(?s)cell-0: ended with exit code 1.*nowhere"):
+                await launcher.launch("cell-0", spec)
+
+        self.run(tmp_path, body)
+
+    def test_a_name_can_be_launched_again(self, tmp_path: Path):
+        async def body(launcher: CellLauncher) -> None:
+            lives: list[CellLife] = []
+            for epoch in range(2):
+                lives.append(await launcher.launch("cell-0", spec_in(tmp_path, epoch=epoch)))
+                assert lives[-1].address.epoch == epoch
+                lives[-1].kill()
+                await wait_gone(lives[-1].address.pid)
+            assert lives[0].address.pid != lives[1].address.pid
+
+        self.run(tmp_path, body)
+
+    @pytest.mark.parametrize("is_stalled", [False, True], ids=["alive", "stalled"])
+    def test_cells_die_with_the_process_that_launched_them(self, is_stalled: bool, tmp_path: Path):
+        source = self.program(tmp_path) + textwrap.dedent(f"""
+            import asyncio, pathlib
+            from tests.contract.launchers import spec_in
+            async def main():
+                launcher = await open()
+                life = await launcher.launch("cell-0", spec_in(pathlib.Path({str(tmp_path)!r})))
+                print(life.address.pid, flush=True)
+                await asyncio.sleep(600)
+            asyncio.run(main())
+        """)
+        with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE) as parent:
+            pid = int(parent.stdout.readline())
+            assert is_running(pid)
+            if is_stalled:
+                os.kill(pid, signal.SIGSTOP)
+            parent.kill()
+            asyncio.run(wait_gone(pid))
