@@ -12,9 +12,8 @@ import typer
 
 from qwengyre.cli.chat_rows import Chatml, ParsedAnswer, chat_row
 from qwengyre.cli.output import replaced
-from qwengyre.cli.run_context import find_tokenizer, load_harness_rules, run_config
+from qwengyre.cli.run_context import RunSettings, find_tokenizer, load_harness_rules, run_settings
 from qwengyre.cli.run_records import RecordedExecution, RunSources, Scores, last_attempts, open_run, read_scores
-from qwengyre.config.run import RunConfig
 from qwengyre.core.arrays import FLAG, LOGPROB, TOKEN, VERSION, unpack
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.ids import ExecutionId, GroupId
@@ -82,10 +81,10 @@ def export(
     Executions of advantage 0 are written too; those that were not sampled for training (evaluations, T = 0) have no trainable token and no row.
     """
     sources = open_run(run)
-    config = run_config(sources)
-    rules = load_harness_rules(config, harness_rules)
+    settings = run_settings(sources)
+    rules = load_harness_rules(settings, harness_rules)
     scores = read_scores(sources.controller_journal)
-    rows = _rows(sources, config, rules, scores, j_max)
+    rows = _rows(sources, settings, rules, scores, j_max)
     wanted = (row for row in rows if min_reward is None or (row.reward is not None and row.reward >= min_reward))
     if (form or FORMATS.get(out.suffix)) is None:
         raise ConfigError(f"its name tells no format: end it in {' or '.join(FORMATS)}, or give --format", file=str(out))
@@ -93,29 +92,26 @@ def export(
         with replaced(out) as part:
             num_rows = write_parquet(wanted, part)
     else:
-        folder = find_tokenizer(sources, config, tokenizer)
+        folder = find_tokenizer(sources, settings, tokenizer)
         if folder is None:
             raise ConfigError("no tokenizer lies in the run: name the model's folder", key="--tokenizer")
-        settings = {"name": renderer or "auto"} if renderer or config is None else dict(config.gateway.renderer)
-        chatml = open_chatml(folder, settings)
+        chatml = open_chatml(folder, {"name": renderer} if renderer else settings.renderer)
         with replaced(out) as part, open(part, "w", encoding="utf-8") as file:
             num_rows = write_chat(wanted, file, chatml)
     typer.echo(f"wrote {num_rows:,} trajectories to {out}")
 
 
 def _rows(
-    sources: RunSources, config: RunConfig | None, rules: tuple[HarnessRules, ...], scores: Scores, j_max: int | None
+    sources: RunSources, settings: RunSettings, rules: tuple[HarnessRules, ...], scores: Scores, j_max: int | None
 ) -> Iterator[ExportRow]:
-    settings = config.trajectory if config else TrajectoryConfig(j_max=0)
-    most = (settings.j_max if j_max is None else j_max) or None
-    seed = config.runtime.seed if config else 0
-    advantages = group_advantages_of(scores, settings)
+    most = (settings.trajectory.j_max if j_max is None else j_max) or None
+    advantages = group_advantages_of(scores, settings.trajectory)
     for recorded in last_attempts(sources.gateway_journal, scores.done):
         if not (recorded.opened.trainable and recorded.opened.temperature > 0):
             continue
         done = scores.done.get(recorded.opened.execution)
         tree = recorded.tree()
-        rng = execution_rng(seed, recorded.opened.execution)
+        rng = execution_rng(settings.seed, recorded.opened.execution)
         chosen = sample_trajectories(tree, assign_roles(tree.calls, rules), j_max=most, rng=rng)
         for index, trajectory in enumerate(chosen):
             yield _row(recorded, done, advantages, index, trajectory)

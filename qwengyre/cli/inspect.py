@@ -14,7 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from qwengyre.cli.output import write_text
-from qwengyre.cli.run_context import find_tokenizer, load_harness_rules, run_config, text_decoder
+from qwengyre.cli.run_context import find_tokenizer, load_harness_rules, run_settings, text_decoder
 from qwengyre.cli.run_records import RecordedExecution, Scores, find_execution, last_attempts, open_run, read_scores
 from qwengyre.core.records import Role
 from qwengyre.dashboard.tree_page import tree_page
@@ -62,8 +62,8 @@ def inspect(
 ) -> None:
     """List the executions of a run, or show the tree of one."""
     sources = open_run(run)
-    config = run_config(sources)
-    rules = load_harness_rules(config, harness_rules)
+    settings = run_settings(sources)
+    rules = load_harness_rules(settings, harness_rules)
     scores = read_scores(sources.controller_journal)
     if execution is None:
         lines = [_line(recorded, scores, rules) for recorded in last_attempts(sources.gateway_journal, scores.done)]
@@ -76,7 +76,7 @@ def inspect(
         return
     recorded = find_execution(sources.gateway_journal, execution, attempt)
     tree = recorded.tree()
-    rows = tree_rows(tree, assign_roles(tree.calls, rules), text_decoder(find_tokenizer(sources, config, tokenizer)))
+    rows = tree_rows(tree, assign_roles(tree.calls, rules), text_decoder(find_tokenizer(sources, settings, tokenizer)))
     line = _line(recorded, scores, rules)
     if html is not None:
         write_text(html, tree_page(f"Execution {execution}", _facts(line), rows))

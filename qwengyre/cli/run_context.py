@@ -1,34 +1,70 @@
-"""What `inspect` and `export` need of a run beside its journals: its config, role rules and tokenizer."""
+"""What `inspect` and `export` need of a run beside its journals: some of its config, role rules and tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+import typer
+
 from qwengyre.cli.run_records import RunSources
 from qwengyre.config.harness_rules import read_harness_rules
-from qwengyre.config.run import RunConfig, load_run
+from qwengyre.config.recorded import RecordedConfig
+from qwengyre.core.errors import ConfigError
 from qwengyre.dashboard.tree_rows import Decode
+from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.tokenizer import FastTokenizer
+from qwengyre.runtime.config import PolicyConfig, RuntimeConfig
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.trajectory.config import TrajectoryConfig
 from qwengyre.trajectory.harness_rules import HarnessRules
 
 
-def run_config(sources: RunSources) -> RunConfig | None:
-    """None for a gateway that ran alone."""
-    return load_run(sources.config) if sources.config is not None else None
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run chose its trajectories. The defaults are those of a gateway that ran alone."""
+
+    harness_rules: str = ""
+
+    trajectory: TrajectoryConfig = TrajectoryConfig(j_max=0)
+    seed: int = 0
+    model: str = ""
+    renderer: dict[str, str | bool | int] = msgspec.field(default_factory=lambda: {"name": "auto"})
 
 
-def load_harness_rules(config: RunConfig | None, given: Path | None) -> tuple[HarnessRules, ...]:
+def run_settings(sources: RunSources) -> RunSettings:
+    """Of a run of any version: keys that this one does not know are named on stderr and left at their defaults."""
+    if sources.config is None:
+        return RunSettings()
+    recorded = RecordedConfig(sources.config)
+    trajectory, own_rules = recorded.table("trajectory", TrajectoryConfig), RunFolder(sources.config.parent).harness_rules
+    settings = RunSettings(
+        trajectory=trajectory,
+        harness_rules=str(own_rules) if own_rules.is_file() else trajectory.harness_rules,
+        seed=recorded.table("runtime", RuntimeConfig).seed,
+        model=recorded.table("policy", PolicyConfig).model,
+        renderer=recorded.table("gateway", GatewayConfig).renderer,
+    )
+    if recorded.ignored:
+        typer.echo(f"note: {sources.config} is of another version; not understood: {', '.join(recorded.ignored)}", err=True)
+    return settings
+
+
+def load_harness_rules(settings: RunSettings, given: Path | None) -> tuple[HarnessRules, ...]:
     """The rules of the file given, else of the run's, then the built-in ones. Raises ConfigError for a file that cannot be read."""
-    file = str(given) if given is not None else config.trajectory.harness_rules if config is not None else ""
-    return read_harness_rules(file)
+    return read_harness_rules(str(given) if given is not None else settings.harness_rules)
 
 
-def find_tokenizer(sources: RunSources, config: RunConfig | None, given: Path | None) -> Path | None:
-    """Folder of the tokenizer: the one given, the run's own copy, its model, or a checkpoint's; None if there is none."""
+def find_tokenizer(sources: RunSources, settings: RunSettings, given: Path | None) -> Path | None:
+    """Folder of the tokenizer: the one given, the run's own copy, its model, or a checkpoint's; None if there is none.
+
+    Raises ConfigError when there is none in the folder given.
+    """
     if given is not None:
+        if not (given / "tokenizer.json").is_file():
+            raise ConfigError("there is no tokenizer.json in this folder", file=str(given), key="--tokenizer")
         return given
-    return next((folder for folder in _tokenizer_folders(sources, config) if (folder / "tokenizer.json").is_file()), None)
+    return next((folder for folder in _tokenizer_folders(sources, settings) if (folder / "tokenizer.json").is_file()), None)
 
 
 def text_decoder(folder: Path | None) -> Decode | None:
@@ -36,10 +72,10 @@ def text_decoder(folder: Path | None) -> Decode | None:
     return FastTokenizer.from_folder(folder).decode if folder is not None else None
 
 
-def _tokenizer_folders(sources: RunSources, config: RunConfig | None) -> Iterator[Path]:
+def _tokenizer_folders(sources: RunSources, settings: RunSettings) -> Iterator[Path]:
     if sources.config is not None:
         yield sources.config.parent / "policy"
-    if config is not None and config.policy.model:
-        yield Path(config.policy.model)
+    if settings.model:
+        yield Path(settings.model)
     if sources.config is not None:
         yield from sorted((sources.config.parent / "checkpoints").glob("*"), reverse=True)

@@ -72,6 +72,8 @@ def train(config: RunConfig, folder: RunFolder) -> None:
         ):
             keep_tokenizer(prepared.model_dir, folder)
             asyncio.run(Run(config, folder, screen, prepared, Journals(controller, trained)).run())
+            if config.trajectory.harness_rules:
+                folder.harness_rules.write_bytes(Path(config.trajectory.harness_rules).read_bytes())
 
 
 class Run:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from qwengyre.config.recorded import RecordedConfig
 from qwengyre.core.errors import ConfigError, JournalError
 from qwengyre.gateway.records import Asked, Ended, GatewayRecord, Opened
 from qwengyre.journal import read
@@ -137,7 +138,7 @@ class _Calls:
 
 def measured_source(folder: RunFolder) -> Measured:
     """Read a run's journals. Raises ConfigError if no group of it was trained on yet."""
-    config = _scheduler_config(folder)
+    config = RecordedConfig(folder.config).table("scheduler", SchedulerConfig)
     journal, calls = _Journal(), _Calls()
     try:
         journal.read(folder.controller_journal)
@@ -149,14 +150,6 @@ def measured_source(folder: RunFolder) -> Measured:
     if not groups:
         raise ConfigError("no rollout group of this run was trained on yet: let it go on, then try again", file=str(folder.path))
     return Measured(_workload(config, journal, calls, groups), groups)
-
-
-def _scheduler_config(folder: RunFolder) -> SchedulerConfig:
-    try:
-        table = msgspec.toml.decode(folder.config.read_bytes()).get("scheduler", {})
-        return msgspec.convert(table, SchedulerConfig)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise ConfigError(f"the [scheduler] table cannot be read: {error}", file=str(folder.config)) from error
 
 
 def _groups(journal: _Journal, calls: _Calls) -> Iterable[MeasuredGroup]:

@@ -14,6 +14,7 @@ class RunFolder:
     """Paths of one run.
 
     config.toml             the config as resolved
+    harness-rules.toml      the file that trajectory.harness_rules named, if any
     journal/                controller.log, gateway.log: the durable truth; trained.log: what each step trained, for the audit
     metrics.jsonl           one record a line (telemetry/records.py)
     tensorboard/            the same numbers as event files
@@ -29,6 +30,7 @@ class RunFolder:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.config = self.path / "config.toml"
+        self.harness_rules = self.path / "harness-rules.toml"
         self.journal = self.path / "journal"
         self.controller_journal = self.journal / "controller.log"
         self.gateway_journal = self.journal / "gateway.log"

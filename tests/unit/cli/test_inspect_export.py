@@ -172,6 +172,18 @@ class TestInspect:
         assert (line["harness"], line["roles"]) == ("mine", {"side": 3})
         assert "cannot read" in refused("inspect", run, "--harness-rules", tmp_path / "missing.toml")
 
+    def test_rules_of_a_run_are_those_in_its_folder(self, run):
+        (run / "harness-rules.toml").write_text('[[harness]]\nname = "kept"\ndetect = [{has_tools = true}]\n')
+        assert json.loads(call("inspect", run, "--json").splitlines()[0])["harness"] == "kept"
+
+    def test_a_run_of_another_version_is_read_and_what_is_not_understood_is_named(self, run, tmp_path):
+        renamed = '[gone]\nkey = 1\n[trajectory]\nj_most = 2\nj_max = 1\ndivide_by_std = "no"\n'
+        (run / "config.toml").write_text(renamed)
+        assert "e000000-0" in call("inspect", run)
+        printed = call("export", run, "--out", tmp_path / "rows.parquet")
+        assert "not understood: trajectory.j_most, trajectory.divide_by_std" in printed
+        assert "wrote 3 trajectories" in printed, "j_max holds"
+
     def test_unknown_execution_names_what_there_is(self, run):
         assert "e000000-1" in refused("inspect", run, "--execution", "e9")
 
