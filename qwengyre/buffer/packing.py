@@ -18,27 +18,20 @@ from qwengyre.core.records import MicroStep, PathSegment, TrainingExecution, Tra
 from qwengyre.trajectory.config import TrajectoryConfig
 
 
-def pack_group(executions: Sequence[TrainingExecution], step: int, config: TrajectoryConfig) -> list[MicroStep]:
+def pack_group(executions: Sequence[TrainingExecution], step: int, config: TrajectoryConfig, max_tokens: int) -> list[MicroStep]:
     """Micro-steps of one group for optimizer step `step`, in the order of its executions; ids depend on these alone.
 
-    Every trajectory is in exactly one micro-step. Executions without trajectories are in none. A single path longer than
-    `max_micro_step_tokens` is a micro-step of its own.
+    Every trajectory is in exactly one micro-step. Executions without trajectories are in none. `max_tokens` is the trainer's
+    `max_row_tokens`: no micro-step has more, whatever it shares, but for a single longer path, which the trainer refuses.
     """
-    packs: list[list[TrainingExecution]] = []
-    sizes: list[int] = []
+    packs: list[_Pack] = []
     for whole in executions:
-        for part in split_execution(whole, config.max_micro_step_tokens):
-            size = num_distinct_tokens(part.trajectories)
-            shared = _num_shared_prompt([packs[-1][0], part]) if packs and packs[-1] else 0
-            if packs and _may_merge(packs[-1], part, sizes[-1], size, shared, config):
-                packs[-1].append(part)
-                sizes[-1] += size - shared
-            else:
-                packs.append([part])
-                sizes.append(size)
+        for part in split_execution(whole, max_tokens):
+            if not (packs and packs[-1].takes(part, config, max_tokens)):
+                packs.append(_Pack(part))
     return [
-        MicroStep(micro_step_id(step, pack[0].group, index), step, tuple(pack), size)
-        for index, (pack, size) in enumerate(zip(packs, sizes, strict=True))
+        MicroStep(micro_step_id(step, pack.parts[0].group, index), step, tuple(pack.parts), pack.num_distinct)
+        for index, pack in enumerate(packs)
     ]
 
 
@@ -79,14 +72,35 @@ def num_distinct_tokens(trajectories: Sequence[Trajectory]) -> int:
     return sum(longest.values())
 
 
-def _may_merge(
-    pack: list[TrainingExecution], part: TrainingExecution, size: int, added: int, shared: int, config: TrajectoryConfig
-) -> bool:
-    return (
-        all(other.execution != part.execution for other in pack)
-        and size + added - shared <= config.micro_step_tokens
-        and shared >= config.merge_min_shared_share * added
-    )
+class _Pack:
+    """A micro-step in the making."""
+
+    def __init__(self, first: TrainingExecution):
+        self.parts = [first]
+        self.num_tokens = num_distinct_tokens(first.trajectories)
+        """Without what executions share."""
+        self.num_shared = self.num_tokens
+        """Leading tokens that all its parts share."""
+
+    @property
+    def num_distinct(self) -> int:
+        return self.num_tokens - (len(self.parts) - 1) * self.num_shared
+
+    def takes(self, part: TrainingExecution, config: TrajectoryConfig, max_tokens: int) -> bool:
+        """Add `part` if that keeps to the target, and to the budget even where nothing is shared in the end."""
+        added = num_distinct_tokens(part.trajectories)
+        shared = min(self.num_shared, _num_shared_prompt([self.parts[0], part]))
+        total = self.num_tokens + added
+        is_fit = (
+            all(other.execution != part.execution for other in self.parts)
+            and total <= max_tokens
+            and total - len(self.parts) * shared <= config.micro_step_tokens
+            and shared >= config.merge_min_shared_share * added
+        )
+        if is_fit:
+            self.parts.append(part)
+            self.num_tokens, self.num_shared = total, shared
+        return is_fit
 
 
 def _num_shared(one: tuple[PathSegment, ...], other: tuple[PathSegment, ...]) -> int:

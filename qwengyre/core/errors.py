@@ -41,6 +41,15 @@ class QwenGyreError(Exception):
     """Base of every error that a user may meet. `str(error)` is a sentence that says what to do."""
 
 
+def renewed(kind: str, message: str) -> QwenGyreError:
+    """An error of another process: of its type where there is one of that name, with its message."""
+    found = globals().get(kind)
+    error_type = found if isinstance(found, type) and issubclass(found, QwenGyreError) else QwenGyreError
+    error = error_type.__new__(error_type)
+    Exception.__init__(error, message)
+    return error
+
+
 class ConfigError(QwenGyreError):
     """Something the user wrote cannot be used."""
 
@@ -164,13 +173,13 @@ class UnsupportedModel(TrainerError):
 
 
 class PathTooLong(TrainerError):
-    """More distinct tokens than a row may have."""
+    """More distinct tokens than a row may have: a single path, since packing cuts trees between paths."""
 
-    def __init__(self, micro_step: str, *, execution: str, num_tokens: int, max_tokens: int):
-        self.micro_step, self.execution, self.num_tokens, self.max_tokens = micro_step, execution, num_tokens, max_tokens
+    def __init__(self, model: str, *, execution: str, path: int, num_tokens: int, max_tokens: int):
+        self.model, self.execution, self.path, self.num_tokens, self.max_tokens = model, execution, path, num_tokens, max_tokens
         super().__init__(
-            f"micro-step {micro_step} (execution {execution}): {num_tokens} distinct tokens > {max_tokens};"
-            " raise trainer.max_row_tokens or lower the buffer's budget"
+            f"{model}, execution {execution}, path {path}: its micro-step has {num_tokens} distinct tokens, more than"
+            f" trainer.max_row_tokens = {max_tokens}; raise that, or lower policy.max_context_tokens"
         )
 
 

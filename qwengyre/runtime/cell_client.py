@@ -47,12 +47,9 @@ class CellClient:
 
     def _refusal(self, name: str, refused: api.Refused) -> errors.QwenGyreError:
         """The cell's own error again: of its type and with its message, whatever its constructor takes. The cell is well."""
-        kind = getattr(errors, refused.error, errors.QwenGyreError)
-        if kind is errors.CellFailed:
+        if refused.error == errors.CellFailed.__name__:
             return errors.CellFailed(self.address.cell, f"{name}: {refused.message}")
-        error = kind.__new__(kind)
-        Exception.__init__(error, f"cell {self.address.cell}: {name}: {refused.message}")
-        return error
+        return errors.renewed(refused.error, f"cell {self.address.cell}: {name}: {refused.message}")
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -145,12 +145,7 @@ class Controller:
 
     async def cut_micro_steps(self, group: GroupId) -> tuple[int, tuple[MicroStepId, ...]]:
         """Valid executions of a group whose executions have all ended, and its micro-steps, ready to be claimed."""
-        processed, micro_steps = await self.executions.prepare(
-            group,
-            members_of(self.plans[group]),
-            self.config.trajectory,
-            permute_rewards=self.config.runtime.permute_rewards,
-        )
+        processed, micro_steps = await self.executions.prepare(group, members_of(self.plans[group]), self.config)
         ids = tuple(micro_step.micro_step for micro_step in micro_steps)
         self.steps.micro_steps.update(zip(ids, micro_steps, strict=True))
         self._cut[group] = ids

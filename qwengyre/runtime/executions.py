@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -18,11 +19,13 @@ from qwengyre.runtime.records import CallCounts, ExecutionDone
 from qwengyre.sandbox.harness import ExecutionSpec
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.task import Task
-from qwengyre.trajectory.config import TrajectoryConfig
 from qwengyre.trajectory.harness_rules import HarnessRules
 from qwengyre.trajectory.process import FinishedExecution, process_group
 from qwengyre.trajectory.roles import assign_roles
 from qwengyre.trajectory.tree import TrajectoryTree
+
+if TYPE_CHECKING:
+    from qwengyre.config.run import RunConfig
 
 log = logging.getLogger(__name__)
 SUMMARIES = frozenset({Role.MAIN_SUMMARY, Role.SUB_AGENT_SUMMARY})
@@ -153,20 +156,22 @@ class Executions:
         )
 
     async def prepare(
-        self, group: GroupId, executions: Sequence[ExecutionId], config: TrajectoryConfig, *, permute_rewards: bool
+        self, group: GroupId, executions: Sequence[ExecutionId], config: RunConfig
     ) -> tuple[list[TrainingExecution], list[MicroStep]]:
         """Advantages, chosen trajectories and micro-steps of a group whose executions have all ended."""
         outcomes = [self.outcomes[execution] for execution in executions]
-        if permute_rewards:
+        if config.runtime.permute_rewards:
             outcomes = permuted(outcomes, self._settings.seed, group)
         finished = [
             FinishedExecution(execution, await self.tree(execution), outcome)
             for execution, outcome in zip(executions, outcomes, strict=True)
         ]
-        processed = await asyncio.to_thread(process_group, group, finished, config, seed=self._settings.seed, rules=self._rules)
+        processed = await asyncio.to_thread(
+            process_group, group, finished, config.trajectory, seed=self._settings.seed, rules=self._rules
+        )
         for execution in executions:
             del self._trees[execution], self.outcomes[execution]
-        return processed, pack_group(processed, -1, config)
+        return processed, pack_group(processed, -1, config.trajectory, config.trainer.max_row_tokens)
 
     def forget(self, executions: Sequence[ExecutionId]) -> None:
         """An evaluation is reported: nothing of it is trained."""

@@ -12,6 +12,8 @@ E counts valid executions with advantage 0 too; trained tokens and trajectories 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from qwengyre.trainer.config import AggregationName, TrainerConfig
@@ -26,6 +28,18 @@ def token_weights(config: TrainerConfig, execution_tokens_O: np.ndarray, traject
     if config.aggregation == "constant":
         return np.full(len(execution_tokens_O), 1.0 / config.sequence_constant)
     return np.ones(len(execution_tokens_O))
+
+
+def advantage_deviation(num_executions: int, squared_advantages: float) -> float:
+    """Standard deviation of the advantages over the executions of a step. Their mean is 0, because that of every group is.
+
+    REINFORCE++ (arXiv 2501.03262, section 3) divides advantages by it. Every loss here is proportional to |A| as long as the sign
+    of A stays, so dividing the summed gradient, once the whole step is known, is the same.
+
+    >>> advantage_deviation(4, 1.0 + 1.0 + 0.0 + 2.0)
+    1.0
+    """
+    return math.sqrt(squared_advantages / num_executions) if num_executions else 0.0
 
 
 def divisor(name: AggregationName, *, num_executions: int, num_tokens: float, num_trajectories: float) -> float:

@@ -30,6 +30,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Loss of a token. `gspo-capped` is this project's reading of the paper (trainer/objectives.py)."""
     aggregation: AggregationName = "two-level"
     """How token losses become one number. `two-level`: mean in an execution, then over executions."""
+    normalize_advantages: bool = False
+    """Divide by the standard deviation of the advantages over the whole step, as REINFORCE++ does. Not with a KL term."""
     clip_low: float = 0.005
     """Sequence (GSPO) or token (GRPO, DAPO) importance ratios below 1 - clip_low are clipped when A < 0."""
     clip_high: float = 0.005
@@ -41,13 +43,15 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence_constant: float = 1024.0
     """Divisor of a trajectory's token sum under `aggregation = "constant"` (Dr. GRPO)."""
     max_row_tokens: int = 262_144
-    """Most distinct tokens in one micro-step; a larger one is refused."""
+    """Most distinct tokens in one micro-step: larger trees are cut between paths, and contexts must not be longer than this."""
     chunk_tokens: int = 8192
     """Rows longer than this run the two-pass backward in chunks of this many rows: same gradient, less memory."""
     head_logits: int = 1 << 25
     """Logits (tokens x vocabulary) that exist at once."""
     merge_prompt_tokens: int = 32
     """Executions of one micro-step that share at least this many leading tokens compute them once. 0 never merges."""
+    ranks: int = 1
+    """Processes that a cell trains with; weights, gradients and optimizer state are sharded over them (FSDP2)."""
     checkpoint_every: int = 1
     """Optimizer steps between checkpoints."""
     dtype: Literal["float32", "float64"] = "float32"
@@ -59,7 +63,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be a positive number, not {value}")
-        for name in ("max_row_tokens", "chunk_tokens", "head_logits", "checkpoint_every"):
+        for name in ("max_row_tokens", "chunk_tokens", "head_logits", "ranks", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("warmup_steps", "weight_decay", "kl_coefficient", "clip_low", "clip_high", "merge_prompt_tokens"):
@@ -68,5 +72,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        if self.normalize_advantages and self.kl_coefficient:
+            raise ValueError("normalize_advantages needs kl_coefficient = 0: it would scale the KL term too")
         if self.clip_low >= 1:
             raise ValueError(f"clip_low must be below 1, not {self.clip_low}")

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-NUM_COUNTERS = 2
-"""Numbers behind the gradient that are summed with it: trained tokens, trained trajectories."""
+NUM_COUNTERS = 3
+"""Numbers behind the gradient that are summed with it: trained tokens, trained trajectories, squared advantages."""
 
 
 class FlatParameters:
@@ -51,16 +51,20 @@ class FlatParameters:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The weights by Hugging Face name; views, no copy."""
-        return {name: view.numpy() for name, view in self.views(self.weights).items()}
+        return self.whole(self.weights)
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Copy in, by name. Raises KeyError and ValueError for a name or shape that does not fit."""
-        if missing := self.spans.keys() - tensors.keys():
+    def whole(self, flat: Tensor) -> dict[str, np.ndarray]:
+        """`flat` (N,) by Hugging Face name; views, no copy."""
+        return {name: view.numpy() for name, view in self.views(flat).items()}
+
+    def copy_in(self, flat: Tensor, arrays: dict[str, np.ndarray]) -> None:
+        """Copy into `flat` (N,), by name. Raises KeyError and ValueError for a name or shape that does not fit."""
+        if missing := self.spans.keys() - arrays.keys():
             raise KeyError(f"weights lack {sorted(missing)[:3]}")
-        for name, view in self.views(self.weights).items():
-            if tensors[name].shape != view.shape:
-                raise ValueError(f"{name} has shape {tuple(tensors[name].shape)}, the model has {tuple(view.shape)}")
-            view.copy_(tensors[name])
+        for name, view in self.views(flat).items():
+            if arrays[name].shape != view.shape:
+                raise ValueError(f"{name} has shape {arrays[name].shape}, the model has {tuple(view.shape)}")
+            view.copy_(torch.from_numpy(arrays[name]))
 
     def commit(self) -> None:
         """Nothing to do: the model's parameters are views of `weights`."""

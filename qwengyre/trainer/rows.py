@@ -34,6 +34,12 @@ class Targets(msgspec.Struct, frozen=True):
     num_tokens_J: np.ndarray
     origin_J: tuple[tuple[str, int], ...]
     """(execution, index of the trajectory in it), for messages."""
+    squared_advantages: float = 0.0
+    """Sum over executions; one of which only a part is here counts by that part of its tokens."""
+
+    def counters(self) -> list[float]:
+        """What a step sums besides the gradient (NUM_COUNTERS,): tokens, trajectories, squared advantages."""
+        return [len(self.token_O), len(self.num_tokens_J), self.squared_advantages]
 
 
 class MicroStepRow(msgspec.Struct, frozen=True):
@@ -42,8 +48,8 @@ class MicroStepRow(msgspec.Struct, frozen=True):
     num_skipped: int
 
 
-def build(micro_step: MicroStep, config: TrainerConfig) -> MicroStepRow:
-    """Lay out the executions that have something to train.
+def build(micro_step: MicroStep, config: TrainerConfig, model: str = "the model") -> MicroStepRow:
+    """Lay out the executions that have something to train. `model` is its name, for messages.
 
     Raises PathTooLong beyond `max_row_tokens`, TrainerError for a trained token with nothing before it.
     """
@@ -51,10 +57,8 @@ def build(micro_step: MicroStep, config: TrainerConfig) -> MicroStepRow:
     paths, origins, executions = layout_paths(active, config.merge_prompt_tokens)
     row = build_row(paths)
     if row.num_rows > config.max_row_tokens:
-        longest = max(active, key=lambda execution: sum(t.num_tokens for t in execution.trajectories))
-        raise PathTooLong(
-            micro_step.micro_step, execution=longest.execution, num_tokens=row.num_rows, max_tokens=config.max_row_tokens
-        )
+        execution, path = origins[max(range(len(paths)), key=lambda index: len(paths[index].token_ids_T))]
+        raise PathTooLong(model, execution=execution, path=path, num_tokens=row.num_rows, max_tokens=config.max_row_tokens)
     targets = _targets(row, origins, executions, config)
     return MicroStepRow(row, targets, len(micro_step.executions) - len(active))
 
@@ -147,4 +151,5 @@ def _targets(
         trajectory_O=by_row["trajectory"],
         num_tokens_J=num_tokens_J,
         origin_J=tuple(kept),
+        squared_advantages=float((by_row["advantage"] ** 2 / np.maximum(by_row["execution"], 1)).sum()),
     )

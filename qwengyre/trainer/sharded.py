@@ -4,13 +4,16 @@
 
 All ranks of a cell run one claim: its executions are dealt out to them, each lays out and computes its own row, and the
 reduce-scatter of the backward adds them up (divide factor 1: sums, as everywhere). Ranks with fewer chunks, or with nothing,
-run placeholder rows, so that every rank takes part in every collective. Shard r of a satellite is summed to shard r of the
-core by a `Members` of its own, and read from the core's rank r.
+run placeholder rows, so that every rank takes part in every collective; what one rank refuses, all refuse. Shard r of a
+satellite is summed to shard r of the core by a `Members` of its own, and read from the core's rank r. Files hold whole
+weights: they are gathered on rank 0, so that a checkpoint does not depend on the number of ranks.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -18,8 +21,38 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from qwengyre.core.errors import TrainerError, renewed
 from qwengyre.core.records import MicroStep
-from qwengyre.trainer.flat import NUM_COUNTERS
+from qwengyre.trainer.flat import NUM_COUNTERS, FlatParameters
+
+Result = TypeVar("Result")
+
+
+class Alone:
+    """The only rank of its cell: the interface of `Ranks` without a collective."""
+
+    rank, size = 0, 1
+
+    def parameters(self, model: nn.Module, dtype: torch.dtype) -> FlatParameters:
+        return FlatParameters(model, dtype)
+
+    def shard(self, body: nn.Module, layers: list[nn.Module]) -> None:
+        """Everything is here."""
+
+    def gathered(self, body: nn.Module) -> None:
+        """Nothing was gathered."""
+
+    def part(self, micro_step: MicroStep) -> MicroStep:
+        return micro_step
+
+    def most(self, count: int) -> int:
+        return count
+
+    def total(self, numbers: Tensor) -> Tensor:
+        return numbers
+
+    def together(self, job: Callable[[], Result]) -> Result:
+        return job()
 
 
 class Ranks:
@@ -32,6 +65,9 @@ class Ranks:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.mesh = init_device_mesh(device, (self.size,))
 
+    def parameters(self, model: nn.Module, dtype: torch.dtype) -> ShardedParameters:
+        return ShardedParameters(model, dtype, self)
+
     def shard(self, body: nn.Module, layers: list[nn.Module]) -> None:
         """Shard each layer, then what is left of `body`, over the ranks."""
         from torch.distributed.fsdp import fully_shard
@@ -40,6 +76,12 @@ class Ranks:
             fully_shard(module, mesh=self.mesh)
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
+    def gathered(self, body: nn.Module) -> None:
+        """Give back what a forward without a backward has gathered of `body`."""
+        for module in body.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()
 
     def part(self, micro_step: MicroStep) -> MicroStep:
         """This rank's executions: longest first to the rank with least. The same on all ranks."""
@@ -62,6 +104,19 @@ class Ranks:
         summed = numbers.clone()
         dist.all_reduce(summed)
         return summed
+
+    def together(self, job: Callable[[], Result]) -> Result:
+        """`job()` of this rank, or the TrainerError that it met on any rank: none goes on into a collective alone."""
+        result, error = None, None
+        try:
+            result = job()
+        except TrainerError as met:
+            error = met
+        if self.most(error is not None):
+            found: list[tuple[str, str] | None] = [None] * self.size
+            dist.all_gather_object(found, error and (type(error).__name__, str(error)))
+            raise error or renewed(*next(filter(None, found)))
+        return result
 
 
 class ShardedParameters:
@@ -101,11 +156,28 @@ class ShardedParameters:
         """The weights of this rank's shards, by Hugging Face name."""
         return {name: view.numpy() for name, view in self.views(self.weights).items()}
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Copy this rank's shards in, by name."""
-        for name, view in self.views(self.weights).items():
-            view.copy_(tensors[name])
-        self.commit()
+    def whole(self, flat: Tensor) -> dict[str, np.ndarray]:
+        """What the shards `flat` of all ranks hold, by name: on rank 0, {} on the others. Called by all."""
+        from torch.distributed.tensor import DTensor
+
+        found = {}
+        for name, view in self.views(flat).items():
+            parameter = self.parameters[name]
+            layout = {"shape": parameter.shape, "stride": parameter.stride()}
+            full = DTensor.from_local(view, parameter.device_mesh, parameter.placements, **layout).full_tensor()
+            if self.ranks.rank == 0:
+                found[name] = full.numpy()
+        return found
+
+    def copy_in(self, flat: Tensor, arrays: dict[str, np.ndarray]) -> None:
+        """Copy this rank's shards of whole arrays into `flat`, by name. Raises as `FlatParameters.copy_in`."""
+        for name, view in self.views(flat).items():
+            rows = self.parameters[name].shape[0]
+            each = -(-rows // self.ranks.size)
+            first = min(self.ranks.rank * each, rows)
+            if arrays[name].shape != self.parameters[name].shape:
+                raise ValueError(f"{name} has shape {arrays[name].shape}, the model has {tuple(self.parameters[name].shape)}")
+            view.copy_(torch.from_numpy(arrays[name][first : first + each]))
 
     def commit(self) -> None:
         """Write `weights` into the model."""

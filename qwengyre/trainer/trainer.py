@@ -20,19 +20,19 @@ from torch import Tensor
 from qwengyre.core.errors import NonFiniteLoss, TrainerError
 from qwengyre.core.records import MicroStep, Trajectory
 from qwengyre.trainer import allocator, audit, checkpoint, rows
-from qwengyre.trainer.aggregation import divisor
+from qwengyre.trainer.aggregation import advantage_deviation, divisor
 from qwengyre.trainer.config import TrainerConfig
-from qwengyre.trainer.flat import NUM_COUNTERS, FlatParameters
+from qwengyre.trainer.flat import NUM_COUNTERS
 from qwengyre.trainer.objectives import TokenBatch, TokenLoss, coefficients
 from qwengyre.trainer.optimizer import AdamW
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
-from qwengyre.trainer.sharded import Ranks, ShardedParameters
-from qwengyre.trainer.tree_model import RowOutput, TreeModel
+from qwengyre.trainer.sharded import Alone, Ranks
+from qwengyre.trainer.tree_model import ALONE, RowOutput, TreeModel
 from qwengyre.transfer.api import Carrier, Exposure
 
 
 class Trainer:
-    def __init__(self, model_dir: Path, config: TrainerConfig, carrier: Carrier, ranks: Ranks | None = None):
+    def __init__(self, model_dir: Path, config: TrainerConfig, carrier: Carrier, ranks: Alone | Ranks = ALONE):
         """Load a Hugging Face folder. Raises UnsupportedModel for a model that tree rows would train wrongly.
 
         `ranks`: this process is one of several that make up the cell; all of them call every method alike.
@@ -41,7 +41,7 @@ class Trainer:
         self.ranks = ranks
         self.tree_model = TreeModel.load(self.model_dir, config, ranks)
         dtype, model = getattr(torch, config.dtype), self.tree_model.model
-        self.flat = FlatParameters(model, dtype) if ranks is None else ShardedParameters(model, dtype, ranks)
+        self.flat = ranks.parameters(model, dtype)
         self.optimizer: AdamW | None = None
         self.exposure: Exposure | None = None
         self.step = -1
@@ -65,20 +65,23 @@ class Trainer:
         started = time.perf_counter()
         if micro_step.step != self.step:
             raise TrainerError(f"{micro_step.micro_step} belongs to step {micro_step.step}, this trainer is in step {self.step}")
-        part = micro_step if self.ranks is None else self.ranks.part(micro_step)
-        laid = rows.build(part, self.config)
+        part = self.ranks.part(micro_step)
+        laid = self.ranks.together(lambda: rows.build(part, self.config, self.tree_model.name))
         result = _Result()
-        if len(laid.targets.token_O) or self.ranks is not None:
+        if self.ranks.most(len(laid.targets.token_O)):
             self.flat.restore()
-            reference_O = self._reference_logprobs(laid)
-            result = self._train(micro_step, laid, reference_O)
+            try:
+                result = self._train(laid, self._reference_logprobs(laid))
+            except NonFiniteLoss:
+                self.rejected.append(micro_step)
+                raise
         self.computed.append(micro_step.micro_step)
-        counted = torch.tensor([len(laid.targets.token_O), len(laid.targets.num_tokens_J)], dtype=self.flat.dtype)
-        self.flat.gradient[-NUM_COUNTERS:] += counted if self.ranks is None else self.ranks.total(counted)
+        counted = torch.tensor(laid.targets.counters(), dtype=self.flat.dtype)
+        self.flat.gradient[-NUM_COUNTERS:] += self.ranks.total(counted)
         return result.stats(part, laid, time.perf_counter() - started)
 
     def flat_gradient(self) -> Tensor:
-        """(N + 2,): the sums of this step and, behind them, trained tokens and trajectories. A view, not a copy."""
+        """(N + NUM_COUNTERS,): the sums of this step and, behind them, its counters. A view, not a copy."""
         return self.flat.gradient
 
     def apply(self, num_executions: int, summed: Tensor | None = None) -> StepStats:
@@ -89,10 +92,12 @@ class Trainer:
         """
         started = time.perf_counter()
         sums = self.flat.gradient if summed is None else summed
-        num_tokens, num_trajectories = sums[-NUM_COUNTERS:].tolist()
+        num_tokens, num_trajectories, squared_advantages = sums[-NUM_COUNTERS:].tolist()
         by = divisor(
             self.config.aggregation, num_executions=num_executions, num_tokens=num_tokens, num_trajectories=num_trajectories
         )
+        if self.config.normalize_advantages:
+            by *= advantage_deviation(num_executions, squared_advantages)
         gradient_N = sums[:-NUM_COUNTERS] / by if by else sums[:-NUM_COUNTERS] * 0
         norm = self.flat.norm(gradient_N) if by else math.nan
         reason = self._refusal(num_executions, by, norm)
@@ -150,38 +155,37 @@ class Trainer:
             self.flat.weights.copy_(before)
             self.flat.commit()
 
+    def whole_weights(self) -> dict[str, np.ndarray]:
+        """By Hugging Face name; on rank 0 of the cell, {} on its others."""
+        return self.flat.whole(self.flat.weights)
+
     def save_weights(self, path: Path) -> None:
         """The present weights as one safetensors file, atomically."""
-        checkpoint.write_weights(Path(path), self.flat.arrays())
+        weights = self.whole_weights()
+        if self.ranks.rank == 0:
+            checkpoint.write_weights(Path(path), weights)
 
     def save_checkpoint(self, directory: Path, step: int, extra: dict | None = None) -> None:
-        """Core: weights, optimizer and `extra`, durable when this returns."""
-        optimizer = self._core_optimizer()
-        moments = {
-            name: {key: view.numpy() for key, view in self.flat.views(flat).items()}
-            for name, flat in (("first", optimizer.first_N), ("second", optimizer.second_N))
-        }
+        """Core: weights, optimizer and `extra`, durable when this returns on rank 0. However many ranks, one format."""
+        optimizer, weights = self._core_optimizer(), self.whole_weights()
+        moments = {"first": self.flat.whole(optimizer.first_N), "second": self.flat.whole(optimizer.second_N)}
         meta = {"step": step, "num_updates": optimizer.num_updates, "extra": extra or {}}
-        checkpoint.write(self._shard_of(directory), self.model_dir, self.flat.arrays(), moments, meta)
+        if self.ranks.rank == 0:
+            checkpoint.write(Path(directory), self.model_dir, weights, moments, meta)
 
     def load_checkpoint(self, directory: Path) -> dict:
         """Core: take weights and optimizer back; return the JSON that was saved (`step`, `num_updates`, `extra`)."""
-        weights, moments, meta = checkpoint.read(self._shard_of(directory))
+        weights, moments, meta = checkpoint.read(Path(directory))
         self.flat.restore()
-        self.flat.load({name: torch.from_numpy(array) for name, array in weights.items()})
+        self._load(weights)
         optimizer = self._core_optimizer()
-        for name, flat in (("first", optimizer.first_N), ("second", optimizer.second_N)):
-            for key, view in self.flat.views(flat).items():
-                view.copy_(torch.from_numpy(moments[name][key]))
+        self.flat.copy_in(optimizer.first_N, moments["first"])
+        self.flat.copy_in(optimizer.second_N, moments["second"])
         optimizer.num_updates = meta["num_updates"]
         self.step, self._pulled = meta["step"], False
         return meta
 
-    def _shard_of(self, directory: Path) -> Path:
-        """Where this rank's part of a checkpoint is: the folder itself unless the cell has several ranks."""
-        return Path(directory) if self.ranks is None else Path(directory) / f"rank-{self.ranks.rank}-of-{self.ranks.size}"
-
-    def _train(self, micro_step: MicroStep, laid: rows.MicroStepRow, reference_O: Tensor | None) -> _Result:
+    def _train(self, laid: rows.MicroStepRow, reference_O: Tensor | None) -> _Result:
         targets, result = laid.targets, _Result()
         as_tensor = _converter(self.flat.dtype)
         behavior_O = as_tensor(targets.behavior_O)
@@ -197,19 +201,18 @@ class Trainer:
                 reference_O,
             )
             coef_O, loss = coefficients(batch, weight_O, self.config)
-            self._refuse_non_finite(micro_step, targets, {"log-prob": logp_O, "loss": loss.loss_O, "loss gradient": coef_O})
+            self._refuse_non_finite(targets, {"log-prob": logp_O, "loss": loss.loss_O, "loss gradient": coef_O})
             result.record_loss(loss, weight_O, batch)
             return coef_O
 
         result.record_output(self.tree_model.train(laid.row, targets, coefficients_of), behavior_O)
         return result
 
-    def _refuse_non_finite(self, micro_step: MicroStep, targets: rows.Targets, arrays_O: dict[str, Tensor]) -> None:
+    def _refuse_non_finite(self, targets: rows.Targets, arrays_O: dict[str, Tensor]) -> None:
         for what, values_O in arrays_O.items():
             bad_O = ~torch.isfinite(values_O)
             if bad_O.any():
                 first = int(bad_O.nonzero()[0])
-                self.rejected.append(micro_step)
                 execution, path = targets.origin_J[int(targets.trajectory_O[first])]
                 raise NonFiniteLoss(
                     self.tree_model.name, execution=execution, path=path, what=f"{what} is {float(values_O[first])}"
@@ -242,8 +245,11 @@ class Trainer:
         return self.optimizer
 
     def _load_snapshot(self, snapshots_dir: Path, version: int) -> None:
-        weights = checkpoint.read_weights(Path(snapshots_dir) / f"v{version:06d}.safetensors")
-        self.flat.load({name: torch.from_numpy(array) for name, array in weights.items()})
+        self._load(checkpoint.read_weights(Path(snapshots_dir) / f"v{version:06d}.safetensors"))
+
+    def _load(self, weights: dict[str, np.ndarray]) -> None:
+        self.flat.copy_in(self.flat.weights, weights)
+        self.flat.commit()
 
 
 class _Result:

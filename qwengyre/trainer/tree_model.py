@@ -21,16 +21,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qwengyre.core.errors import UnsupportedModel
+from qwengyre.core.errors import TrainerError, UnsupportedModel
 from qwengyre.trainer import attention, head, linear_attention
 from qwengyre.trainer.cache import RowCache, TreePlan
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms
 from qwengyre.trainer.rows import Targets
-from qwengyre.trainer.sharded import Ranks
+from qwengyre.trainer.sharded import Alone, Ranks
 from qwengyre.trajectory.layout import LayoutPath, TreeRow, build_row, squares
 
 KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention"})
+
+ALONE = Alone()
 
 PLACEHOLDER = build_row([LayoutPath(np.zeros(1, np.int32), (((0, 0, 0), 1),))])
 """What a rank computes when the others have more chunks."""
@@ -49,7 +51,7 @@ class RowOutput:
 
 
 class TreeModel:
-    def __init__(self, model: nn.Module, config: TrainerConfig, ranks: Ranks | None = None):
+    def __init__(self, model: nn.Module, config: TrainerConfig, ranks: Alone | Ranks = ALONE):
         """Take over `model` (a causal LM of transformers), in shards when the cell has `ranks`. Raises UnsupportedModel."""
         self.name = type(model).__name__
         self.model, self.config = model, config
@@ -63,13 +65,12 @@ class TreeModel:
         self.num_linear_layers = linear_attention.install(model) if num_linear_layers else 0
         if self.num_linear_layers != num_linear_layers:
             raise UnsupportedModel(self.name, "its linear_attention layers are not gated delta nets")
-        if ranks is not None:
-            if num_linear_layers:
-                raise UnsupportedModel(self.name, "linear_attention layers in a cell of several ranks are not handled")
-            ranks.shard(self.body, list(model.base_model.layers))
+        if ranks.size > 1 and num_linear_layers:
+            raise UnsupportedModel(self.name, "linear_attention layers in a cell of several ranks are not handled")
+        ranks.shard(self.body, list(model.base_model.layers))
 
     @staticmethod
-    def load(model_dir: Path, config: TrainerConfig, ranks: Ranks | None = None) -> TreeModel:
+    def load(model_dir: Path, config: TrainerConfig, ranks: Alone | Ranks = ALONE) -> TreeModel:
         """Read a folder as `save_pretrained` writes it."""
         from transformers import AutoModelForCausalLM
         from transformers.utils.logging import disable_progress_bar
@@ -89,12 +90,14 @@ class TreeModel:
         for start, end in chunks:
             at = inputs.within(start, end)
             parts.append(self._head(self._hidden(row, start, end, cache), inputs, at))
-        if self.ranks is not None:
-            self.body.reshard()
+        self.ranks.gathered(self.body)
         return _joined(parts)
 
     def train(self, row: TreeRow, targets: Targets, coefficients: Coefficients) -> RowOutput:
-        """Forward, ask for dloss/dlogp, backward: gradients are added to the parameters' `.grad`."""
+        """Forward, ask for dloss/dlogp, backward: gradients are added to the parameters' `.grad`.
+
+        A TrainerError of `coefficients` on any rank leaves the gradients of all as they were.
+        """
         inputs = _TargetTensors(targets, self.output.weight.dtype)
         chunks = self._chunks(row)
         cache = RowCache(row.num_rows) if len(chunks) > 1 else None
@@ -107,7 +110,11 @@ class TreeModel:
             if not last:
                 results[-1].logits = None
         output = _joined(results)
-        coef_O = coefficients(output.logp_O)
+        try:
+            coef_O = self.ranks.together(lambda: coefficients(output.logp_O))
+        except TrainerError:
+            self.ranks.gathered(self.body)
+            raise
         for (start, end), result in zip(reversed(chunks), reversed(results), strict=True):
             at = inputs.within(start, end)
             if hidden is None:
@@ -120,9 +127,7 @@ class TreeModel:
         """Row ranges that run one after the other; every rank of the cell gets as many, empty ones at the end."""
         size = self.config.chunk_tokens
         chunks = [(start, min(start + size, row.num_rows)) for start in range(0, row.num_rows, size)]
-        if self.ranks is not None:
-            chunks += [(row.num_rows, row.num_rows)] * (self.ranks.most(len(chunks)) - len(chunks))
-        return chunks
+        return chunks + [(row.num_rows, row.num_rows)] * (self.ranks.most(len(chunks)) - len(chunks))
 
     def _hidden(self, row: TreeRow, start: int, end: int, cache: RowCache | None) -> _Hidden:
         """Last hidden states of rows [start, end) (n, H); those of a placeholder when there are none."""

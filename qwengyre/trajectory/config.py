@@ -18,8 +18,6 @@ class TrajectoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Executions of one group are merged into one micro-step up to this many distinct tokens; 0 never merges."""
     merge_min_shared_share: float = 0.0
     """Merge only where the shared prompt is at least this share of the execution to be added; 0 merges whatever fits."""
-    max_micro_step_tokens: int = 262_144
-    """An execution with more distinct tokens is cut into several micro-steps, whole paths each."""
     harness_rules: LocalPath = LocalPath("")
     """TOML file with `[[harness]]` tables that tell the roles of a harness that is not built in (docs/harnesses.md)."""
 
@@ -30,10 +28,6 @@ class TrajectoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"merge_min_shared_share must lie between 0 and 1; it is {self.merge_min_shared_share}")
         if self.micro_step_tokens < 0:
             raise ValueError(f"micro_step_tokens must not be negative; it is {self.micro_step_tokens}")
-        if self.max_micro_step_tokens < max(1, self.micro_step_tokens):
-            raise ValueError(
-                f"max_micro_step_tokens ({self.max_micro_step_tokens}) must be at least micro_step_tokens ({self.micro_step_tokens})"
-            )
 
     @property
     def max_trajectories(self) -> int | None:

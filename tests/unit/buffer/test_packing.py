@@ -11,11 +11,16 @@ from qwengyre.buffer.packing import num_distinct_tokens, pack_group, split_execu
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.testing.call_events import call_events
 from qwengyre.testing.random_calls import random_execution
+from qwengyre.trainer import rows
+from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trajectory.config import TrajectoryConfig
 from qwengyre.trajectory.process import FinishedExecution, process_group
 from qwengyre.trajectory.tree import TrajectoryTree
 
 PROMPT = list(range(100, 200))
+BUDGET = 1 << 20
+KEEP_ALL = TrainerConfig(kl_coefficient=1.0)
+"""Nothing is left out of a row for its advantage."""
 
 
 def group_of(trees: list[TrajectoryTree], **config):
@@ -39,7 +44,7 @@ def answers(execution: int, lengths: list[int], prompt: list[int] = PROMPT) -> T
 
 def test_executions_are_merged_up_to_the_target_and_the_shared_prompt_counts_once():
     executions = group_of([answers(index, [20]) for index in range(4)])
-    steps = pack_group(executions, step=5, config=TrajectoryConfig(micro_step_tokens=140))
+    steps = pack_group(executions, step=5, config=TrajectoryConfig(micro_step_tokens=140), max_tokens=BUDGET)
     assert [[part.execution for part in step.executions] for step in steps] == [
         ["e000003-0", "e000003-1"],
         ["e000003-2", "e000003-3"],
@@ -50,19 +55,19 @@ def test_executions_are_merged_up_to_the_target_and_the_shared_prompt_counts_onc
 
 def test_target_zero_never_merges():
     executions = group_of([answers(index, [20]) for index in range(3)])
-    assert len(pack_group(executions, step=0, config=TrajectoryConfig(micro_step_tokens=0))) == 3
+    assert len(pack_group(executions, step=0, config=TrajectoryConfig(micro_step_tokens=0), max_tokens=BUDGET)) == 3
 
 
 def test_executions_that_share_too_little_stay_apart():
     executions = group_of([answers(0, [20]), answers(1, [20], prompt=[*range(10), *range(300, 390)])])
     merged = TrajectoryConfig(micro_step_tokens=1000)
     apart = TrajectoryConfig(micro_step_tokens=1000, merge_min_shared_share=0.1)
-    assert [len(pack_group(executions, step=0, config=config)) for config in (merged, apart)] == [1, 2]
+    assert [len(pack_group(executions, step=0, config=config, max_tokens=BUDGET)) for config in (merged, apart)] == [1, 2]
 
 
 def test_equal_answers_of_two_executions_do_not_count_as_shared():
     executions = group_of([answers(7, [20]), answers(7, [20])])
-    (step,) = pack_group(executions, step=0, config=TrajectoryConfig(micro_step_tokens=1000))
+    (step,) = pack_group(executions, step=0, config=TrajectoryConfig(micro_step_tokens=1000), max_tokens=BUDGET)
     assert step.num_distinct_tokens == 100 + 20 + 20
 
 
@@ -76,14 +81,14 @@ def test_tree_over_the_budget_is_cut_between_paths_and_keeps_its_token_count():
 
 def test_path_over_the_budget_is_a_micro_step_of_its_own():
     (execution,) = group_of([answers(0, [30, 300])])
-    steps = pack_group([execution], step=0, config=TrajectoryConfig(max_micro_step_tokens=150, micro_step_tokens=0))
+    steps = pack_group([execution], step=0, config=TrajectoryConfig(micro_step_tokens=0), max_tokens=150)
     assert sorted(step.num_distinct_tokens for step in steps) == [130, 401]
 
 
 def test_nothing_to_compute_is_in_no_micro_step():
     executions = group_of([TrajectoryTree.build([])])
     assert len(executions) == 1
-    assert pack_group(executions, step=0, config=TrajectoryConfig()) == []
+    assert pack_group(executions, step=0, config=TrajectoryConfig(), max_tokens=BUDGET) == []
 
 
 @given(st.integers(0, 2**32), st.integers(1, 4), st.integers(1, 60), st.integers(0, 60))
@@ -94,22 +99,22 @@ def test_every_trajectory_is_packed_once_and_budgets_hold(seed, num_executions, 
         for index in range(num_executions)
     ]
     executions = group_of(trees)
-    config = TrajectoryConfig(max_micro_step_tokens=max(budget, target), micro_step_tokens=target)
-    steps = pack_group(executions, step=0, config=config)
+    steps = pack_group(executions, step=0, config=TrajectoryConfig(micro_step_tokens=target), max_tokens=budget)
     packed = [(part.execution, chosen.segments) for step in steps for part in step.executions for chosen in part.trajectories]
     wanted = [(whole.execution, chosen.segments) for whole in executions for chosen in whole.trajectories]
     assert sorted(packed, key=repr) == sorted(wanted, key=repr)
     assert len({step.micro_step for step in steps}) == len(steps)
     for step in steps:
         num_paths = sum(len(part.trajectories) for part in step.executions)
-        assert step.num_distinct_tokens <= config.max_micro_step_tokens or num_paths == 1
+        row = rows.build(step, KEEP_ALL)
+        assert row.row.num_rows <= budget or num_paths == 1
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"j_max": -1}, "j_max"),
-        ({"micro_step_tokens": 10, "max_micro_step_tokens": 5}, "at least micro_step_tokens"),
+        ({"micro_step_tokens": -1}, "must not be negative"),
         ({"merge_min_shared_share": 2.0}, "between 0 and 1"),
     ],
 )

@@ -11,6 +11,7 @@ from transformers import BloomConfig, BloomForCausalLM
 from qwengyre.core.errors import NonFiniteLoss, PathTooLong, TrainerError, UnsupportedModel
 from qwengyre.testing.training import micro_step, random_execution, tiny_qwen3
 from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.flat import NUM_COUNTERS
 from qwengyre.trainer.trainer import Trainer
 from qwengyre.trainer.tree_model import TreeModel
 from qwengyre.transfer.shm import ShmCarrier
@@ -84,7 +85,7 @@ def test_loss_gradient_is_the_derivative_of_the_stated_loss(make):
     above = loss()
     trainer.flat.weights.copy_(start - step * direction)
     slope = (above - loss()) / (2 * step)
-    assert slope == pytest.approx(float(gradient[:-2] @ direction), rel=2e-3)
+    assert slope == pytest.approx(float(gradient[:-NUM_COUNTERS] @ direction), rel=2e-3)
 
 
 def test_shared_prompt_of_several_executions_is_computed_once_with_the_same_gradient(make):
@@ -95,6 +96,26 @@ def test_shared_prompt_of_several_executions_is_computed_once_with_the_same_grad
     apart, _, _, (other,) = run_step(make(merge_prompt_tokens=0), micro_step("m", 0, *parts))
     assert stats.tokens_distinct == other.tokens_distinct - 80
     assert torch.linalg.norm(merged - apart) <= 1e-5 * torch.linalg.norm(apart)
+
+
+def test_advantages_divided_by_their_deviation_over_the_step_give_the_same_update(make):
+    """However the step is cut into micro-steps; executions without advantage count."""
+    parts = [*executions(), random_execution(np.random.default_rng(9), 4, advantage=0.0)]
+    deviation = float(np.std([e.advantage for e in parts] + [-sum(e.advantage for e in parts)]))
+    centred = [*parts, msgspec.structs.replace(parts[-1], execution="e000005-0", advantage=-sum(e.advantage for e in parts))]
+    divided = [msgspec.structs.replace(e, advantage=e.advantage / deviation) for e in centred]
+    _, stats, update, _ = run_step(
+        make(normalize_advantages=True, objective="reinforce-pp", dtype="float64"),
+        *(micro_step(f"m{i}", 0, e) for i, e in enumerate(centred)),
+        num_executions=6,
+    )
+    _, expected, other, _ = run_step(
+        make(objective="reinforce-pp", dtype="float64"), micro_step("m", 0, *divided), num_executions=6
+    )
+    assert stats.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-9)
+    assert torch.linalg.norm(update - other) <= 1e-9 * torch.linalg.norm(other)
+    with pytest.raises(ValueError, match="kl_coefficient = 0"):
+        TrainerConfig(normalize_advantages=True, kl_coefficient=0.1)
 
 
 def test_executions_without_advantage_count_and_skip_the_forward(make):
@@ -111,7 +132,7 @@ def test_division_by_executions_happens_once_and_before_clipping(make):
     parts = micro_step("m", 0, *executions())
     gradient, two, *_ = run_step(make(), parts, num_executions=2)
     _, four, *_ = run_step(make(), parts, num_executions=4)
-    assert two.gradient_norm == pytest.approx(float(gradient[:-2].norm()) / 2, rel=1e-5)
+    assert two.gradient_norm == pytest.approx(float(gradient[:-NUM_COUNTERS].norm()) / 2, rel=1e-5)
     assert four.gradient_norm == pytest.approx(two.gradient_norm / 2, rel=1e-5)
     _, clipped, *_ = run_step(make(max_gradient_norm=two.gradient_norm / 3), parts, num_executions=2)
     assert clipped.clip_scale == pytest.approx(1 / 3, rel=1e-3)
@@ -148,7 +169,10 @@ def test_non_finite_loss_names_execution_and_path_and_the_step_is_not_applied(ma
 
 
 def test_row_over_the_budget_is_refused_with_its_execution(make):
-    with pytest.raises(PathTooLong, match=r"micro-step m \(execution e000000-0\): \d+ distinct tokens > 10"):
+    with pytest.raises(
+        PathTooLong,
+        match=r"Qwen3ForCausalLM, execution e000000-0, path \d: its micro-step has \d+ distinct tokens, .*max_row_tokens = 10",
+    ):
         run_step(make(max_row_tokens=10), micro_step("m", 0, *executions(1)))
 
 
@@ -168,10 +192,10 @@ def test_kl_trains_executions_without_advantage_towards_the_reference(make):
     parts = [msgspec.structs.replace(e, advantage=0.0) for e in executions(2)]
     trainer = make(kl_coefficient=0.1)
     gradient, *_ = run_step(trainer, micro_step("m", 0, *parts), num_executions=2)
-    assert float(gradient[:-2].abs().max()) < 1e-5  # at the reference the estimate is flat
+    assert float(gradient[:-NUM_COUNTERS].abs().max()) < 1e-5  # at the reference the estimate is flat
     trainer.flat.weights.add_(0.05 * torch.randn(trainer.flat.num_parameters, generator=torch.Generator().manual_seed(0)))
     gradient, _, _, (stats,) = run_step(trainer, micro_step("m", 0, *parts), num_executions=2)
-    assert float(gradient[:-2].norm()) > 1e-3 and stats.loss > 0
+    assert float(gradient[:-NUM_COUNTERS].norm()) > 1e-3 and stats.loss > 0
 
 
 def test_checkpoint_resumes_bitwise_and_carries_what_was_added(make, tmp_path):

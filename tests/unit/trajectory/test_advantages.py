@@ -66,10 +66,10 @@ def test_mean_advantage_is_zero_over_executions_however_many_rows_each_has(rows)
 
 @pytest.mark.parametrize("budget", [45, 100, 151, 10_000])
 def test_executions_weigh_a_third_each_however_their_tokens_are_cut(budget):
-    executions = group_of([[50, 100], [30, 30, 30], [40]], [1.0, 0.5, 0.2], max_micro_step_tokens=budget, micro_step_tokens=0)
-    config = TrajectoryConfig(max_micro_step_tokens=budget, micro_step_tokens=0)
+    executions = group_of([[50, 100], [30, 30, 30], [40]], [1.0, 0.5, 0.2], micro_step_tokens=0)
+    config = TrajectoryConfig(micro_step_tokens=0)
     weight: dict[str, float] = {}
-    for micro_step in pack_group(executions, step=0, config=config):
+    for micro_step in pack_group(executions, step=0, config=config, max_tokens=budget):
         for part in micro_step.executions:
             trained = sum(int(unpack(chosen.trainable_T, FLAG).sum()) for chosen in part.trajectories)
             weight[part.execution] = weight.get(part.execution, 0.0) + trained / part.num_trainable / len(executions)
@@ -81,9 +81,9 @@ def test_executions_weigh_a_third_each_however_their_tokens_are_cut(budget):
 @pytest.mark.parametrize("budget", [950, 1001, 5000])
 def test_token_mean_of_an_execution_is_the_same_in_any_cut(rows, budget):
     executions = group_of([rows, [1]], [1.0, 0.0], j_max=0)
-    config = TrajectoryConfig(max_micro_step_tokens=budget, micro_step_tokens=0)
+    config = TrajectoryConfig(micro_step_tokens=0)
     total = 0.0
-    for micro_step in pack_group(executions, step=0, config=config):
+    for micro_step in pack_group(executions, step=0, config=config, max_tokens=budget):
         for part in micro_step.executions:
             if part.execution == "e000000-0":
                 for chosen in part.trajectories:
