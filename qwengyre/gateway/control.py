@@ -53,6 +53,7 @@ class ControlApp:
             ("POST", re.compile(r"^/control/routes$"), self._route),
             ("POST", re.compile(r"^/control/move$"), self._move),
             ("GET", re.compile(r"^/control/stats$"), self._report),
+            ("GET", re.compile(r"^/control/health$"), self._health),
             ("POST", re.compile(r"^/control/shutdown$"), self._shutdown),
         ]
 
@@ -111,6 +112,10 @@ class ControlApp:
             events=session.rows.events(),
             counts=_counts(session),
         )
+
+    async def _health(self, body: _Body) -> dict:
+        """Says nothing but that this process runs."""
+        return {}
 
     async def _add_server(self, body: _Body) -> dict:
         asked = body.decode(AddServer)

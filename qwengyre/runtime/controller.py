@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,8 +18,9 @@ from qwengyre.runtime.driver import Driver, RunClock
 from qwengyre.runtime.executions import Executions, GroupPlan
 from qwengyre.runtime.fleet import Fleet
 from qwengyre.runtime.gateway_client import GatewayClient
-from qwengyre.runtime.give_up import Patience
+from qwengyre.runtime.give_up import Losses, Patience
 from qwengyre.runtime.observer import Observer
+from qwengyre.runtime.processes import NoRoom, ProcessFailed
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
 from qwengyre.runtime.records import ExecutionDone
 from qwengyre.runtime.steps import CORE, Steps
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from qwengyre.config.run import RunConfig
 
 log = logging.getLogger(__name__)
-MAX_LOSSES = 5
-LOSSES_WITHIN_S = 300.0
-"""A cell that is lost so often is broken: the run ends with what its log says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +70,10 @@ class Controller:
         """Micro-steps of each group that no durable step has consumed."""
         self._consumed: dict[int, list[GroupId]] = {}
         self._restarts: asyncio.TaskGroup | None = None
-        self._losses: dict[int, deque[float]] = {}
-        """When each cell was lost, the last few times."""
+        self._restarting: dict[int, asyncio.Task] = {}
+        self._lost_before: list[int] = []
+        """Lost before the run drove anything."""
+        self._losses = Losses()
         self._num_dispatched = {"train": 0, "evaluation": 0}
         self._patience = Patience(config.runtime.give_up_after)
         self.driver = Driver(stations.scheduler, stations.journal, stations.clock, self._handlers())
@@ -280,27 +279,40 @@ class Controller:
             self.post(ev.CellLost, cell=cell)
         else:
             self.post(ev.StandaloneLost, index=standalone)
-        if self._restarts is not None:
-            self._restarts.create_task(self._replace(cell), name=f"restart cell {cell}")
+        if self._restarts is None:
+            self._lost_before.append(cell)
+        else:
+            self._restarting[cell] = self._restarts.create_task(self._replace(cell), name=f"restart cell {cell}")
 
     async def _replace(self, cell: int) -> None:
         """Raises CellFailed for the core when it may not come back, and for a cell that does not stay."""
-        now = self.driver.clock.now()
-        losses = self._losses.setdefault(cell, deque(maxlen=MAX_LOSSES))
-        losses.append(now)
-        if len(losses) == MAX_LOSSES and now - losses[0] < LOSSES_WITHIN_S:
-            raise CellFailed(
-                cell,
-                f"was lost {MAX_LOSSES} times within {LOSSES_WITHIN_S:g} s; see logs/{self.fleet.server(cell)}.log in the run folder",
-            )
-        if self.config.runtime.restart_lost_cells:
+        server = self.fleet.server(cell)
+        await self.gateway.remove_server(server)
+        if not self.config.runtime.restart_lost_cells:
+            if cell == CORE:
+                raise CellFailed(cell, "is lost and restart_lost_cells is off: go on with --resume")
+            return
+        self._losses.see(server, self.driver.clock.now())
+        while not await self._comes_back(cell):
+            log.warning("cell_not_back", extra={"cell": cell})
+
+    async def _comes_back(self, cell: int) -> bool:
+        """False: to be tried again. A new life that is lost on its way is seen as any loss is, and replaced by that."""
+        try:
             await self._unless_lost(self.restart_cell(cell))
-        elif cell == CORE:
-            raise CellFailed(cell, "is lost and restart_lost_cells is off: go on with --resume")
+        except NoRoom as error:
+            if cell == CORE:
+                raise CellFailed(cell, f"{error} Go on with --resume once there is room") from error
+            self.observer.say(f"{error} The run goes on without it until there is room")
+            return False
+        except ProcessFailed as error:
+            log.warning("cell_not_started", extra={"cell": cell, "reason": str(error)})
+            self._losses.see(self.fleet.server(cell), self.driver.clock.now(), str(error))
+            return False
+        return True
 
     async def restart_cell(self, cell: int) -> None:
         """A new process in the rollout role, with the published weights; the core with its last durable state."""
-        await self.gateway.remove_server(self.fleet.server(cell))
         await self.fleet.start(cell)
         step = await self.steps.restore_core() if cell == CORE else None
         await self.steps.bring_published(cell)
@@ -320,10 +332,15 @@ class Controller:
         async with asyncio.TaskGroup() as self._restarts:
             if restart:
                 self._restarts.create_task(self._restart_all(restart), name="restart all cells")
+            for cell in self._lost_before:
+                self._restarting[cell] = self._restarts.create_task(self._replace(cell), name=f"restart cell {cell}")
             try:
                 await self.driver.run(self.pending)
             finally:
                 self._restarts = None
+            for cell, restarting in self._restarting.items():
+                if cell != CORE:
+                    restarting.cancel()
 
     async def _restart_all(self, cells: Sequence[int]) -> None:
         await self._unless_lost(self.restart_cell(CORE))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from qwengyre.core.errors import CellFailed
 from qwengyre.core.ids import ServerId, numbered_server
@@ -24,6 +24,8 @@ from qwengyre.runtime.launchers.api import CellLauncher, CellLife
 log = logging.getLogger(__name__)
 Reply = TypeVar("Reply")
 MISSES_UNTIL_LOST = 3
+HEARTBEATS_PER_ANSWER = 5
+"""How long an answer may take. A stalled cell is lost after 3 * (5 + 1) heartbeats at most."""
 
 
 class LiveCell:
@@ -82,6 +84,13 @@ class Fleet:
             self.report_lost(cell, live, error.reason)
             raise
 
+    def give_up(self, cell: int, reason: str) -> NoReturn:
+        """A cell that answers and yet cannot do its part: it is lost. Raises CellFailed."""
+        live = self.cells.get(cell)
+        if live is not None:
+            self.report_lost(cell, live, reason)
+        raise CellFailed(cell, reason)
+
     def report_lost(self, cell: int, live: LiveCell, reason: str) -> None:
         """Fence and kill this life; harmless for one that is no longer the present one."""
         if self.cells.get(cell) is not live:
@@ -109,7 +118,9 @@ class Fleet:
         misses = 0
         while misses < MISSES_UNTIL_LOST:
             try:
-                live.health = await live.client.call(api.Health(), api.HealthReport, self._config.heartbeat_s * 5)
+                live.health = await live.client.call(
+                    api.Health(), api.HealthReport, self._config.heartbeat_s * HEARTBEATS_PER_ANSWER
+                )
                 misses = 0
             except CellFailed:
                 misses += 1
@@ -120,10 +131,19 @@ class Fleet:
         for cell, live in list(self.cells.items()):
             await self._gateway.add_server(self.server(cell), live.client.address.data, live.spec.token)
 
+    async def ask_for_life(self, cells: Iterable[int]) -> list[api.HealthReport]:
+        """What those of `cells` say that answer within the deadline of a heartbeat. The others are lost when this returns."""
+        deadline_s = self._config.heartbeat_s * HEARTBEATS_PER_ANSWER
+        asked = (self.call(cell, api.Health(), api.HealthReport, deadline_s) for cell in cells)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, CellFailed):
+                raise answer
+        return [answer for answer in answers if isinstance(answer, api.HealthReport)]
+
     async def engine_stats(self) -> list[EngineStats]:
         """Of the present lives, at this moment."""
-        answers = await asyncio.gather(*(self.call(cell, api.Health(), api.HealthReport) for cell in list(self.cells)))
-        return [answer.engine for answer in answers]
+        return [report.engine for report in await self.ask_for_life(list(self.cells))]
 
     async def stop(self) -> None:
         lives, self.cells = list(self.cells.values()), {}

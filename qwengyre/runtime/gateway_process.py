@@ -1,18 +1,21 @@
-"""The gateway as a supervised process: started again when it dies, with the same journal and the same keys."""
+"""The gateway as a supervised process: started again when it dies or stalls, with the same journal and the same keys."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
+import httpx
 import msgspec
 
-from qwengyre.core.errors import QwenGyreError
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.journal import is_in_use
+from qwengyre.runtime.config import RuntimeConfig
+from qwengyre.runtime.fleet import HEARTBEATS_PER_ANSWER, MISSES_UNTIL_LOST
+from qwengyre.runtime.give_up import Losses
 from qwengyre.runtime.processes import Supervised, start_process
 
 log = logging.getLogger(__name__)
@@ -22,8 +25,9 @@ LAST_LIFE_S = 15.0
 class GatewayProcess:
     """`on_restarted()` is awaited whenever a new process serves: servers and routes must be told again."""
 
-    def __init__(self, config: GatewayProcessConfig, private: Path, logs: Path, start_timeout_s: float) -> None:
-        self._config, self._private, self._logs, self._timeout_s = config, private, logs, start_timeout_s
+    def __init__(self, config: GatewayProcessConfig, private: Path, logs: Path, runtime: RuntimeConfig) -> None:
+        self._config, self._private, self._logs, self._runtime = config, private, logs, runtime
+        self._losses = Losses()
         self._child: Supervised | None = None
         self._watch: asyncio.Task | None = None
         self.port: int | None = None
@@ -52,26 +56,56 @@ class GatewayProcess:
             self._logs / "gateway.log",
             ready,
             env={"OMP_NUM_THREADS": "1"},
-            timeout_s=self._timeout_s,
+            timeout_s=self._runtime.start_timeout_s,
         )
         self.port = msgspec.json.decode(ready.read_bytes()).get("port")
 
     async def _keep_alive(self) -> None:
+        """Raises ProcessFailed, ProcessGaveUp when the gateway cannot be kept alive."""
         while True:
-            code = await self._child.wait_exit()
-            log.error("gateway_lost", extra={"exit_code": code})
-            try:
-                await self._launch()
-                if self.on_restarted is not None:
-                    await self.on_restarted()
-            except QwenGyreError:
-                log.exception("gateway_not_restarted")  # the controller's next order to it fails, and ends the run
-                raise
+            reason = await self._wait_lost()
+            log.error("gateway_lost", extra={"reason": reason})
+            self._losses.see("gateway", asyncio.get_running_loop().time())
+            await self._launch()
+            if self.on_restarted is not None:
+                await self.on_restarted()
+
+    async def _wait_lost(self) -> str:
+        """Until the process has ended, or is killed because it does not answer; the reason."""
+        ended = asyncio.create_task(self._child.wait_exit())
+        silent = asyncio.create_task(self._wait_silent())
+        try:
+            await asyncio.wait({ended, silent}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return f"its process ended with {ended.result()}"
+            self._child.kill()
+            await ended
+            return "it missed its heartbeats"
+        finally:
+            ended.cancel()
+            silent.cancel()
+
+    async def _wait_silent(self) -> None:
+        """Return when the gateway has missed `MISSES_UNTIL_LOST` heartbeats in a row."""
+        heartbeat_s, misses = self._runtime.heartbeat_s, 0
+        transport = httpx.AsyncHTTPTransport(uds=self._config.control_socket)
+        async with httpx.AsyncClient(transport=transport, timeout=heartbeat_s * HEARTBEATS_PER_ANSWER) as client:
+            while misses < MISSES_UNTIL_LOST:
+                await asyncio.sleep(heartbeat_s)
+                try:
+                    await client.get("http://gateway/control/health")
+                    misses = 0
+                except httpx.TransportError:
+                    misses += 1
+
+    async def wait_failed(self) -> NoReturn:
+        """Until the gateway is lost for good; raises what `_keep_alive` does."""
+        await asyncio.shield(self._watch)
+        raise AssertionError("a gateway is kept alive until it is stopped or cannot be")
 
     async def stop(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watch
+            await asyncio.gather(self._watch, return_exceptions=True)
         if self._child is not None:
             await self._child.stop()

@@ -1,10 +1,11 @@
-"""When to stop a run in which nothing works: the same mistake, execution after execution, is the user's to mend."""
+"""When to stop a run in which nothing works: the same mistake, execution after execution or start after start, is the user's to mend."""
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
-from qwengyre.core.errors import SandboxError
+from qwengyre.core.errors import QwenGyreError, SandboxError
 from qwengyre.core.records import End, Outcome
 
 KEYS: Final = {
@@ -13,6 +14,30 @@ KEYS: Final = {
     End.EVALUATOR_FAILED: "the tasks' tests/test.sh",
 }
 """Ends that say that something is set up wrongly, and where to look. A crash or a timeout of a harness is data, not a mistake."""
+
+
+MAX_LOSSES: Final = 5
+LOSSES_WITHIN_S: Final = 300.0
+
+
+class Losses:
+    """When each process of ours was lost. One that is lost too often is broken, and starting it again mends nothing."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, deque[float]] = {}
+
+    def see(self, name: str, now: float, last_words: str = "") -> None:
+        """Raises ProcessGaveUp at the fifth loss within five minutes."""
+        seen = self._seen.setdefault(name, deque(maxlen=MAX_LOSSES))
+        seen.append(now)
+        if len(seen) == MAX_LOSSES and now - seen[0] < LOSSES_WITHIN_S:
+            raise ProcessGaveUp(name, last_words or f"see logs/{name}.log in the run folder")
+
+
+class ProcessGaveUp(QwenGyreError):
+    def __init__(self, name: str, last_words: str):
+        self.name = name
+        super().__init__(f"{name} was lost {MAX_LOSSES} times within {LOSSES_WITHIN_S:g} s; {last_words}")
 
 
 class Patience:

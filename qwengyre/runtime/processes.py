@@ -1,13 +1,12 @@
 """Supervised subprocesses that die with their parent and say when they serve.
 
-A child holds the read end of a pipe as its stdin; when the parent goes, however it goes, the pipe closes and the child exits. One that
-is stopped (SIGSTOP) cannot see that: the kernel kills it then.
+A child holds the read end of a pipe as its stdin; when the parent goes, however it goes, the pipe closes and the child exits. The kernel
+kills what cannot notice (`runtime/supervised.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import sys
@@ -16,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from qwengyre.core.errors import QwenGyreError
-
-PR_SET_PDEATHSIG = 1
 
 
 class ProcessFailed(QwenGyreError):
@@ -92,6 +89,7 @@ async def start_process(
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
+            "qwengyre.runtime.supervised",
             module,
             *arguments,
             stdin=asyncio.subprocess.PIPE,
@@ -101,25 +99,23 @@ async def start_process(
             start_new_session=True,
         )
     child = Supervised(name, process, log_path)
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while not ready_file.exists():
-        if process.returncode is not None:
-            raise ProcessFailed(name, f"ended with exit code {process.returncode} before it served", log_path)
-        if asyncio.get_running_loop().time() > deadline:
-            child.kill()
-            raise ProcessFailed(name, f"did not serve within {timeout_s:g} s", log_path)
-        await asyncio.sleep(0.02)
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not ready_file.exists():
+                if process.returncode is not None:
+                    raise ProcessFailed(name, f"ended with exit code {process.returncode} before it served", log_path)
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        child.kill()
+        raise ProcessFailed(name, f"did not serve within {timeout_s:g} s", log_path) from None
+    except asyncio.CancelledError:
+        child.kill()
+        raise
     return child
-
-
-def die_with_parent() -> None:
-    """In the child: have the kernel kill it when the thread that started it ends, even while it is stopped."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def exit_with_parent(loop: asyncio.AbstractEventLoop) -> None:
     """In the child: exit at once when the parent's end of stdin closes."""
-    die_with_parent()
 
     def parent_gone() -> None:
         if not os.read(0, 1024):

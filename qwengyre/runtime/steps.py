@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from qwengyre.core.errors import CellFailed, NonFiniteLoss, TrainerError
+from qwengyre.core.errors import CellFailed, NonFiniteLoss, StaleRead, TrainerError, TransferError
 from qwengyre.core.ids import MicroStepId
 from qwengyre.core.records import MicroStep
 from qwengyre.runtime import cell_api as api
@@ -29,6 +29,7 @@ from qwengyre.transfer.api import Exposure
 log = logging.getLogger(__name__)
 CORE = 0
 REDUCE_TRIES = 3
+READ_AGAIN_S = 0.2
 COMPUTE_TRIES = 3
 
 
@@ -92,8 +93,33 @@ class Steps:
     async def join_step(self, cell: int, step: int) -> None:
         if cell == CORE:
             return
-        assert self.step_snapshot is not None, "a step is opened before it is joined"
-        await self._fleet.call(cell, api.BeginStep(step, self.step_snapshot), api.Done)
+        snapshot = self.step_snapshot
+        assert snapshot is not None, "a step is opened before it is joined"
+
+        def operation() -> api.Operation:
+            if self.step_snapshot is not snapshot or CORE not in self._fleet.cells:
+                raise StaleRead(f"step {step} was given up while cell {cell} joined it")
+            return api.BeginStep(step, snapshot)
+
+        await self._read_snapshot(cell, operation)
+
+    async def _read_snapshot(self, cell: int, operation: Callable[[], api.Operation]) -> None:
+        """An operation in which `cell` reads a snapshot, asked for anew after every transfer that broke.
+
+        What the core exposed may have died with it: whoever waits for its next life is given what that exposes. Raises StaleRead
+        of `operation`, and CellFailed when the cell could not read within the deadline: it is lost then.
+        """
+        deadline = asyncio.get_running_loop().time() + self._config.operation_timeout_s
+        while True:
+            asked = operation()
+            try:
+                await self._fleet.call(cell, asked, api.Done)
+                return
+            except TransferError as error:
+                log.warning("snapshot_not_read", extra={"cell": cell, "reason": str(error)})
+                if asyncio.get_running_loop().time() > deadline:
+                    self._fleet.give_up(cell, f"could not read a snapshot in {self._config.operation_timeout_s:g} s: {error}")
+                await asyncio.sleep(READ_AGAIN_S)
 
     async def compute(self, command: cmd.Compute) -> MicroStepStats | None:
         """None when the loss was not finite: the step is poisoned, its data kept."""
@@ -138,8 +164,11 @@ class Steps:
                 return
             except (TrainerError, CellFailed) as error:
                 log.warning("reduce_failed", extra={"step": step, "attempt": attempt, "reason": str(error)})
-                if any(cell not in self._fleet.cells for cell in members):
-                    raise CellFailed(members[-1], f"was lost while step {step} closed") from None
+                await self._fleet.ask_for_life(members)
+                missing = [cell for cell in members if cell not in self._fleet.cells]
+                if missing:
+                    others = f", and cells {missing[1:]} with it" if missing[1:] else ""
+                    raise CellFailed(missing[0], f"was lost while step {step} closed{others}") from None
                 self.regroup(tuple(cell for cell in self._order if cell in self._fleet.cells))
         raise TrainerError(f"step {step}: the gradients of cells {members} could not be summed in {REDUCE_TRIES} tries")
 
@@ -182,8 +211,14 @@ class Steps:
             # The core died before its first publish: the version that every process started with is on disk.
             self.published = await self._expose_file(cell)
         assert self.published_version >= version, "cells return to what was published"
-        given = self.published_version
-        await self._fleet.call(cell, api.EnterRollout(self.published, given), api.Done)
+        given = version
+
+        def operation() -> api.Operation:
+            nonlocal given
+            given = self.published_version
+            return api.EnterRollout(self.published, given)
+
+        await self._read_snapshot(cell, operation)
         if live := self._fleet.cells.get(cell):
             live.is_serving = True
         if given != self.published_version:
@@ -197,9 +232,7 @@ class Steps:
         await self._bring(serving)
 
     async def _bring(self, cells: Iterable[int]) -> None:
-        assert self.published is not None
-        operation = api.UpdateWeights(self.published, self.published_version)
-        answers = await asyncio.gather(*(self._fleet.call(cell, operation, api.Done) for cell in cells), return_exceptions=True)
+        answers = await asyncio.gather(*(self.bring_published(cell) for cell in cells), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException) and not isinstance(answer, CellFailed):
                 raise answer
@@ -207,9 +240,14 @@ class Steps:
     async def bring_published(self, cell: int) -> None:
         """A cell that was not there at the publish serves what is published, though that may change meanwhile."""
         given = -1
-        while self.published is not None and given != self.published_version:
+
+        def operation() -> api.Operation:
+            nonlocal given
             given = self.published_version
-            await self._fleet.call(cell, api.UpdateWeights(self.published, given), api.Done)
+            return api.UpdateWeights(self.published, given)
+
+        while self.published is not None and given != self.published_version:
+            await self._read_snapshot(cell, operation)
 
     async def restore_core(self) -> int:
         """Give a new life of the core its last durable state; return the steps done in it."""

@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ import msgspec
 
 from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.config.run import RunConfig
+from qwengyre.core.errors import CellFailed
 from qwengyre.core.ids import ExecutionId
 from qwengyre.core.records import MicroStep
 from qwengyre.dashboard.live import Screen, outcome_table
@@ -71,9 +72,9 @@ def train(config: RunConfig, folder: RunFolder) -> None:
             Journal.open(folder.trained_journal, MicroStep) as trained,
         ):
             keep_tokenizer(prepared.model_dir, folder)
-            asyncio.run(Run(config, folder, screen, prepared, Journals(controller, trained)).run())
             if config.trajectory.harness_rules:
                 folder.harness_rules.write_bytes(Path(config.trajectory.harness_rules).read_bytes())
+            asyncio.run(Run(config, folder, screen, prepared, Journals(controller, trained)).run())
 
 
 class Run:
@@ -98,8 +99,8 @@ class Run:
                     self.observer.watch(controller.driver.scheduler, controller.fleet, controller.gateway), name="watch"
                 )
                 try:
-                    await self._drive(controller)
-                    await self._audit(controller)
+                    await self._while_gateway_lives(self._drive(controller))
+                    await self._while_gateway_lives(self._audit(controller))
                 finally:
                     watching.cancel()
                     await asyncio.gather(watching, return_exceptions=True)
@@ -115,7 +116,9 @@ class Run:
     async def _assemble(self, stack: AsyncExitStack) -> Controller:
         config, folder = self.config, self.folder
         private = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qwengyre-")))
-        gateway_process = GatewayProcess(self._gateway_config(private), private, folder.logs, config.runtime.start_timeout_s)
+        gateway_process = self._gateway_process = GatewayProcess(
+            self._gateway_config(private), private, folder.logs, config.runtime
+        )
         journal, trained = self.journals.controller, self.journals.trained
         for cut in (journal.cut, trained.cut):
             if cut is not None:
@@ -203,6 +206,18 @@ class Run:
 
     # ------------------------------------------------------------------ the run itself
 
+    async def _while_gateway_lives(self, work: Coroutine[None, None, None]) -> None:
+        """Carry out `work`. Raises what the gateway failed with for good, as soon as it does."""
+        working = asyncio.create_task(work, name="work")
+        failing = asyncio.create_task(self._gateway_process.wait_failed(), name="gateway failure")
+        try:
+            await asyncio.wait({working, failing}, return_when=asyncio.FIRST_COMPLETED)
+            (failing if failing.done() else working).result()
+        finally:
+            for task in (working, failing):
+                task.cancel()
+            await asyncio.gather(working, failing, return_exceptions=True)
+
     async def _drive(self, controller: Controller) -> None:
         num_processes = self.config.scheduler.num_cells + self.config.scheduler.num_standalone
         self.observer.doing = "starting cells"
@@ -254,10 +269,19 @@ class Run:
         report = None
         for start in range(0, len(batch), AUDIT_BATCH):
             operation = api.Audit(tuple(batch[start : start + AUDIT_BATCH]), str(self.shared.snapshots))
-            answer = await controller.fleet.call(CORE, operation, api.Audited, self.config.runtime.compute_timeout_s)
-            report = answer.report if report is None else merge(report, answer.report)
+            found = await self._audit_on_any(controller.fleet, operation)
+            report = found if report is None else merge(report, found)
         if report is not None:
             self.observer.see_audit(report)
+
+    async def _audit_on_any(self, fleet: Fleet, operation: api.Audit) -> AuditReport:
+        """On the core, or, when it is lost, on the next cell: the snapshots are files. Raises CellFailed when all are lost."""
+        for cell in sorted(cell for cell in fleet.cells if cell < self.config.scheduler.num_cells):
+            try:
+                return (await fleet.call(cell, operation, api.Audited, self.config.runtime.compute_timeout_s)).report
+            except CellFailed as error:
+                log.warning("audit_goes_on_elsewhere", extra={"cell": cell, "reason": error.reason})
+        raise CellFailed(CORE, "is lost, and so are all others that could audit: go on with --resume")
 
     def _report(self) -> None:
         write_report(self.folder)

@@ -152,7 +152,7 @@ class LauncherContract:
     def test_what_does_not_come_up_says_why(self, tmp_path: Path):
         async def body(launcher: CellLauncher) -> None:
             spec = msgspec.structs.replace(spec_in(tmp_path), model_dir=str(tmp_path / "nowhere"))
-            with pytest.raises(ProcessFailed, match=r"(?s)cell-0: ended with exit code 1.*nowhere"):
+            with pytest.raises(ProcessFailed, match=r"(?s)cell-0: ended with exit code 1.*No such file"):
                 await launcher.launch("cell-0", spec)
 
         self.run(tmp_path, body)

@@ -4,7 +4,7 @@ import pytest
 
 from qwengyre.core.errors import SandboxError
 from qwengyre.core.records import End, Outcome, Validity
-from qwengyre.runtime.give_up import Patience
+from qwengyre.runtime.give_up import Losses, Patience, ProcessGaveUp
 
 
 def outcome(end: End, detail: str = "") -> Outcome:
@@ -37,3 +37,12 @@ def test_0_never_gives_up():
     patience = Patience(0)
     for _ in range(100):
         patience.see(outcome(End.NEVER_CALLED))
+
+
+def test_a_process_that_is_lost_five_times_within_minutes_ends_the_run_with_its_last_words():
+    losses = Losses()
+    for now in (0.0, 400.0, 410.0, 420.0, 430.0):
+        losses.see("cell-1", now)
+    losses.see("gateway", 431.0)
+    with pytest.raises(ProcessGaveUp, match=r"cell-1 was lost 5 times within 300 s; no such model"):
+        losses.see("cell-1", 440.0, "no such model")

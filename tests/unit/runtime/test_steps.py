@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from qwengyre.core.errors import CellFailed, MembershipBroken, NonFiniteLoss, TrainerError
+from qwengyre.core.errors import CellFailed, MembershipBroken, NonFiniteLoss, StaleRead, TrainerError, TransferError
 from qwengyre.core.records import MicroStep
 from qwengyre.runtime import cell_api as api
 from qwengyre.runtime.config import RuntimeConfig
@@ -33,6 +33,7 @@ class FakeFleet:
     def __init__(self, num_cells: int):
         self.cells = {cell: FakeLife() for cell in range(num_cells)}
         self.calls: list[tuple[int, object]] = []
+        self.silent: set[int] = set()
         self.answers: dict[type, Callable[[int, object], Awaitable[object]]] = {}
 
     async def call(self, cell, operation, expected, timeout_s=None):
@@ -49,6 +50,15 @@ class FakeFleet:
                 return api.Offered(f"10.0.0.{cell}:7")
         return api.Done()
 
+    def give_up(self, cell, reason):
+        self.lose(cell)
+        raise CellFailed(cell, reason)
+
+    async def ask_for_life(self, cells):
+        for cell in cells:
+            if cell in self.silent:
+                self.lose(cell)
+
     def lose(self, cell: int) -> CellFailed:
         self.cells.pop(cell, None)
         return CellFailed(cell, "died")
@@ -59,9 +69,9 @@ class FakeFleet:
 
 @pytest.fixture
 def steps(tmp_path):
-    def make(num_cells: int = 3) -> tuple[Steps, FakeFleet]:
+    def make(num_cells: int = 3, operation_timeout_s: float = 60.0) -> tuple[Steps, FakeFleet]:
         fleet = FakeFleet(num_cells)
-        return Steps(fleet, RunFolder(tmp_path), RuntimeConfig()), fleet
+        return Steps(fleet, RunFolder(tmp_path), RuntimeConfig(operation_timeout_s=operation_timeout_s)), fleet
 
     return make
 
@@ -130,6 +140,22 @@ class TestCloseStep:
 
         run(body)
 
+    def test_a_stalled_member_is_asked_for_a_sign_of_life_and_named(self, steps):
+        async def body():
+            made, fleet = steps()
+
+            async def reduce(cell, operation):
+                raise BROKEN
+
+            fleet.answers[api.Reduce] = reduce
+            fleet.silent.add(1)
+            made.regroup((0, 1, 2))
+            with pytest.raises(CellFailed, match="cell 1: was lost while step 4 closed"):
+                await made.close_step(4, (0, 1, 2))
+            assert fleet.told(api.Reduce) == [0, 1, 2]
+
+        run(body)
+
     def test_loss_of_a_cell_that_is_no_member_does_not_void_the_close(self, steps):
         async def body():
             made, fleet = steps()
@@ -192,6 +218,80 @@ class TestCloseStep:
             await closing
             await made._wait_connected()
             assert connecting == [0, 1, 2]
+
+        run(body)
+
+
+class TestSnapshotReads:
+    def test_a_transfer_that_breaks_is_tried_again(self, steps):
+        async def body():
+            made, fleet = steps()
+            failures = [TransferError("reset"), TransferError("reset")]
+
+            async def begin(cell, operation):
+                if cell and failures:
+                    raise failures.pop()
+                return api.Done()
+
+            fleet.answers[api.BeginStep] = begin
+            await made.open_step(4)
+            await made.join_step(1, 4)
+            assert fleet.told(api.BeginStep) == [0, 1, 1, 1]
+
+        run(body)
+
+    def test_a_join_is_given_up_once_its_step_is_opened_anew(self, steps):
+        async def body():
+            made, fleet = steps()
+
+            async def begin(cell, operation):
+                if cell == 1:
+                    made.step_snapshot = exposure(5)
+                    raise TransferError("the core is gone")
+                return api.Done()
+
+            fleet.answers[api.BeginStep] = begin
+            await made.open_step(4)
+            with pytest.raises(StaleRead, match="step 4 was given up while cell 1 joined it"):
+                await made.join_step(1, 4)
+            assert fleet.told(api.BeginStep) == [0, 1]
+
+        run(body)
+
+    def test_a_cell_that_cannot_read_within_the_deadline_is_lost(self, steps):
+        async def body():
+            made, fleet = steps(operation_timeout_s=1e-9)
+
+            async def begin(cell, operation):
+                if cell == 1:
+                    raise TransferError("no route to host")
+                return api.Done()
+
+            fleet.answers[api.BeginStep] = begin
+            await made.open_step(4)
+            with pytest.raises(CellFailed, match=r"cell 1: could not read a snapshot.*no route to host"):
+                await made.join_step(1, 4)
+            assert sorted(fleet.cells) == [0, 2]
+
+        run(body)
+
+    def test_a_returning_cell_reads_what_the_cores_next_life_exposes(self, steps):
+        async def body():
+            made, fleet = steps()
+            await made.publish(5)
+
+            async def enter(cell, operation):
+                if operation.snapshot.location == "weights-5":
+                    made.published = exposure(50)
+                    raise TransferError("the core is gone")
+                return api.Done()
+
+            fleet.answers[api.EnterRollout] = enter
+            await made.enter_rollout(2, 5)
+            assert [op.snapshot.location for _, op in fleet.calls if isinstance(op, api.EnterRollout)] == [
+                "weights-5",
+                "weights-50",
+            ]
 
         run(body)
 
