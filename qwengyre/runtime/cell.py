@@ -35,7 +35,7 @@ from qwengyre.runtime.stations import build_stations
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
-from qwengyre.transfer.carriers import open_carrier
+from qwengyre.transfer.carriers import CarrierPlace
 from qwengyre.transfer.config import TransferConfig
 
 if TYPE_CHECKING:
@@ -85,9 +85,10 @@ class Cell:
 
     def __init__(self, spec: CellSpec) -> None:
         self.spec = spec
-        self.carrier = open_carrier(spec.transfer, prefix=spec.segment_prefix, host=spec.host)
+        place = CarrierPlace(spec.transfer, spec.segment_prefix, spec.host)
+        self.carrier = place.open()
         trainer = spec.trainer if spec.has_trainer else None
-        self.stations = build_stations(Path(spec.model_dir), spec.engine, trainer, self.carrier, spec.threads)
+        self.stations = build_stations(Path(spec.model_dir), spec.engine, trainer, self.carrier, place, spec.threads)
         self.engine: Engine = self.stations.engine
         self.trainer = self.stations.trainer
         self.trainer.offload()

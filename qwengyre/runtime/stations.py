@@ -11,8 +11,10 @@ from qwengyre.engines.api import Engine
 from qwengyre.engines.config import EngineConfig
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Carrier
+from qwengyre.transfer.carriers import CarrierPlace
 
 if TYPE_CHECKING:
+    from qwengyre.runtime.ranked import RankedMembers, RankedTrainer
     from qwengyre.trainer.members import Members
     from qwengyre.trainer.paced import PacedMembers, PacedTrainer
     from qwengyre.trainer.trainer import Trainer
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
 class Stations(NamedTuple):
     engine: Engine
-    trainer: Trainer | PacedTrainer | NoTrainer
-    connect_members: Callable[[int, int, str, int, float], Members | PacedMembers]
+    trainer: Trainer | RankedTrainer | PacedTrainer | NoTrainer
+    connect_members: Callable[[int, int, str, int, float], Members | RankedMembers | PacedMembers]
     """(rank, world, store address, membership epoch, timeout in seconds)"""
     publishable: Callable[[], dict[str, Any]]
     """The arrays of a publish."""
@@ -38,19 +40,34 @@ class NoTrainer:
 
 
 def build_stations(
-    model_dir: Path, engine: EngineConfig, trainer: TrainerConfig | None, carrier: Carrier, threads: int
+    model_dir: Path,
+    engine: EngineConfig,
+    trainer: TrainerConfig | None,
+    carrier: Carrier,
+    place: CarrierPlace,
+    threads: int,
 ) -> Stations:
-    """Without `trainer`, a standalone engine. Raises ConfigError for a kind of engine that no cell can have."""
+    """Without `trainer`, a standalone engine. `place` is where `carrier` was opened, for the other processes of the cell.
+
+    Raises ConfigError for a kind of engine that no cell can have.
+    """
     match engine.engine:
         case "embedded":
-            return _embedded(model_dir, engine, trainer, carrier, threads)
+            return _embedded(model_dir, engine, trainer, carrier, place, threads)
         case "paced":
             paced = _paced(model_dir, engine, carrier)
             return paced if trainer is not None else _serving_only(paced.engine)
     raise ConfigError(f"a cell cannot have the engine {engine.engine!r}", key="engine.engine")
 
 
-def _embedded(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig | None, carrier: Carrier, threads: int) -> Stations:
+def _embedded(
+    model_dir: Path,
+    engine: EngineConfig,
+    trainer: TrainerConfig | None,
+    carrier: Carrier,
+    place: CarrierPlace,
+    threads: int,
+) -> Stations:
     import torch
 
     from qwengyre.engines.embedded import EmbeddedEngine
@@ -58,11 +75,23 @@ def _embedded(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig | No
     torch.set_num_threads(threads)
     if trainer is None:
         return _serving_only(EmbeddedEngine(model_dir, carrier, engine))
+    made, connect = _trainer(model_dir, trainer, carrier, place, threads)
+    return Stations(EmbeddedEngine(model_dir, carrier, engine), made, connect, made.whole_weights)
+
+
+def _trainer(
+    model_dir: Path, trainer: TrainerConfig, carrier: Carrier, place: CarrierPlace, threads: int
+) -> tuple[Trainer | RankedTrainer, Callable[[int, int, str, int, float], Members | RankedMembers]]:
+    """The trainer of a cell, and how it meets those of the other cells."""
+    if trainer.ranks > 1:
+        from qwengyre.runtime.ranked import RankedTrainer
+
+        ranked = RankedTrainer(model_dir, trainer, carrier, place, threads)
+        return ranked, ranked.connect_members
     from qwengyre.trainer.members import Members
     from qwengyre.trainer.trainer import Trainer
 
-    made = Trainer(model_dir, trainer, carrier)
-    return Stations(EmbeddedEngine(model_dir, carrier, engine), made, Members.connect, made.flat.arrays)
+    return Trainer(model_dir, trainer, carrier), Members.connect
 
 
 def _serving_only(engine: Engine) -> Stations:

@@ -30,19 +30,20 @@ class Members:
         self._groups: dict[int, dist.ProcessGroupGloo] = {}
 
     @staticmethod
-    def connect(rank: int, world: int, store_address: str, epoch: int, timeout_s: float) -> Members:
+    def connect(rank: int, world: int, store_address: str, epoch: int, timeout_s: float, shard: int = 0) -> Members:
         """Meet the other ranks and build the groups of all prefixes that this rank is in.
 
+        Cells of several processes call this once in each: those of one `shard` meet each other, all at the same address.
         `store_address` is `host:port` (rank 0 listens there) or `file:PATH` (one host). All ranks call this at the same
         time with the same world, address and epoch. Raises MembershipBroken when they do not meet within `timeout_s`.
         """
         if world == 1:
             return Members(0, 1, epoch, timeout_s, None)
         try:
-            store = _open_store(store_address, rank, world, timedelta(seconds=timeout_s))
+            store = _open_store(store_address, is_owner=rank == shard == 0, world=world, timeout_s=timeout_s)
             members = Members(rank, world, epoch, timeout_s, store)
             for prefix in range(max(2, rank + 1), world + 1):
-                scoped = dist.PrefixStore(f"epoch{epoch}/prefix{prefix}", store)
+                scoped = dist.PrefixStore(f"epoch{epoch}/shard{shard}/prefix{prefix}", store)
                 members._groups[prefix] = dist.ProcessGroupGloo(scoped, rank, prefix, _options(store_address, timeout_s))
         except (RuntimeError, dist.DistError) as error:
             reason = f"they did not meet at {store_address} ({error})"
@@ -79,11 +80,11 @@ class Members:
         self._store = None
 
 
-def _open_store(address: str, rank: int, world: int, timeout: timedelta) -> dist.Store:
+def _open_store(address: str, *, is_owner: bool, world: int, timeout_s: float) -> dist.Store:
     if address.startswith("file:"):
         return dist.FileStore(address.removeprefix("file:"), world)
     host, _, port = address.rpartition(":")
-    return dist.TCPStore(host, int(port), None, rank == 0, timeout, wait_for_workers=False)
+    return dist.TCPStore(host, int(port), None, is_owner, timedelta(seconds=timeout_s), wait_for_workers=False)
 
 
 def _options(store_address: str, timeout_s: float) -> dist.ProcessGroupGloo._Options:

@@ -5,6 +5,8 @@ Sums, never means: a step's E is known only when the step closes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 
@@ -37,6 +39,13 @@ class MicroStepStats(msgspec.Struct, frozen=True):
     tokens_capped: int
     """Trained tokens whose importance weight met the cap."""
     seconds: float
+
+
+def sum_of_ranks(parts: Sequence[MicroStepStats]) -> MicroStepStats:
+    """One micro-step, whose executions were dealt out to the ranks of a cell."""
+    sums = {name: sum(getattr(part, name) for part in parts) for name in MicroStepStats.__struct_fields__ if name != "micro_step"}
+    sums |= {name: max(getattr(part, name) for part in parts) for name in ("log_ratio_max", "seconds")}
+    return MicroStepStats(micro_step=parts[0].micro_step, **sums)
 
 
 class StepStats(msgspec.Struct, frozen=True):

@@ -29,6 +29,8 @@ class Exposure(msgspec.Struct, frozen=True):
     version: int
     epoch: int
     num_bytes: int
+    others: tuple[Exposure, ...] = ()
+    """Weights of a cell of several ranks lie in one exposure per rank: this one of rank 0, and those of the others behind it."""
 
 
 class Carrier(Protocol):

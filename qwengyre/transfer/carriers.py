@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from qwengyre.transfer.api import Carrier
 from qwengyre.transfer.config import TransferConfig
 from qwengyre.transfer.shm import ShmCarrier
@@ -16,3 +18,14 @@ def open_carrier(config: TransferConfig, *, prefix: str, host: str = "127.0.0.1"
     if config.carrier == "tcp":
         return TcpCarrier(config.host or host, deadline_s=config.deadline_s)
     return ShmCarrier(prefix)
+
+
+class CarrierPlace(msgspec.Struct, frozen=True):
+    """What every process of a cell opens its carrier with."""
+
+    transfer: TransferConfig
+    prefix: str
+    host: str
+
+    def open(self) -> Carrier:
+        return open_carrier(self.transfer, prefix=self.prefix, host=self.host)

@@ -13,7 +13,8 @@ from qwengyre.runtime.stations import build_stations
 from qwengyre.testing.tokenizers import write_byte_tokenizer
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.paced import PacedTrainer
-from qwengyre.transfer.shm import ShmCarrier
+from qwengyre.transfer.carriers import CarrierPlace
+from qwengyre.transfer.config import TransferConfig
 
 PLAN = PacedPlan(
     executions_s=[[1.0]],
@@ -29,13 +30,14 @@ PLAN = PacedPlan(
 
 @pytest.fixture
 def build(tmp_path):
-    carrier = ShmCarrier(f"qg-test-{tmp_path.name}")
+    place = CarrierPlace(TransferConfig(carrier="shm"), f"qg-test-{tmp_path.name}", "127.0.0.1")
+    carrier = place.open()
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(PLAN))
     model = write_byte_tokenizer(tmp_path / "model")
 
     def make(kind: str, trainer: TrainerConfig | None):
         plan = str(tmp_path / "plan.json") if kind == "paced" else ""
-        return build_stations(model, EngineConfig(engine=kind, paced_plan=plan), trainer, carrier, 1)
+        return build_stations(model, EngineConfig(engine=kind, paced_plan=plan), trainer, carrier, place, 1)
 
     yield make
     carrier.close()
