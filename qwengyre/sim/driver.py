@@ -38,8 +38,10 @@ class SimDriver:
         self.num_events = 0
         self.meters = Meters(self.scheduler.state, workload, is_recorded=is_recorded)
         self._unloaded_GN: Sequence[Sequence[float]] = durations.unloaded_GN.tolist()
-        self._replicas_per_cell = pool.cell_nodes / workload.cell_nodes
-        """A cell of more nodes than the workload's is as many data-parallel replicas: one big cell gains nothing by its name."""
+        self._num_replicas = max(1, pool.cell_nodes // workload.cell_nodes)
+        """Data-parallel replicas in a cell: one of more nodes than the workload's gains nothing by its name."""
+        self._free_at = {cell.cell: [0.0] * self._num_replicas for cell in self.scheduler.state.cells.all}
+        """When each replica of a cell has finished what it computes; heaps."""
         self._timeout_s = workload.overall_timeout_h * 3600
         self._answers: list[tuple[float, int, ev.Event | None, str, int]] = []
         self._sequence = 0
@@ -144,14 +146,20 @@ class SimDriver:
         self.meters.take(command)
 
     def _compute(self, command: cmd.Compute) -> None:
-        num_replicas = len(self.scheduler.state.training.members) * self._replicas_per_cell
-        overhead = 1 + self.workload.replica_overhead * max(0.0, num_replicas - 1)
-        seconds = self._node_seconds[command.micro_step] / self.pool.cell_nodes * overhead
-        self.meters.compute_s += seconds
-        self._answer(ev.MicroStepDone(self.now + seconds, command.ticket, command.cell))
+        """One replica computes a whole micro-step. Its cell claims the next as soon as another replica is free."""
+        num_members = len(self.scheduler.state.training.members) * self._num_replicas
+        overhead = 1 + self.workload.replica_overhead * (num_members - 1)
+        nodes = self.pool.cell_nodes / self._num_replicas
+        seconds = self._node_seconds[command.micro_step] / nodes * overhead
+        self.meters.compute_s += seconds / self._num_replicas
+        free_at = self._free_at[command.cell]
+        heapq.heapreplace(free_at, self.now + seconds)
+        self._answer(ev.MicroStepDone(max(self.now, free_at[0]), command.ticket, command.cell))
 
     def _close_step(self, command: cmd.CloseStep) -> None:
-        self._answer(ev.StepReduced(self.now, command.ticket))
+        """The reduction waits for every replica."""
+        last = max(max(self._free_at[cell]) for cell in command.members)
+        self._answer(ev.StepReduced(max(self.now, last), command.ticket))
 
     def _run_optimizer(self, command: cmd.RunOptimizer) -> None:
         self._answer(ev.StepDone(self.now + self.workload.optimizer_s, command.ticket))
