@@ -14,7 +14,7 @@ from qwengyre.core.errors import ConfigError
 
 COMMANDS: Final = {
     "explain": ("qwengyre.cli.config:explain", "Print every key with its meaning, type and default."),
-    "check": ("qwengyre.cli.config:check", "Load a run file and print it as resolved."),
+    "check": ("qwengyre.cli.config:check", "Find all that is wrong with a run before it is started."),
 }
 
 
@@ -30,5 +30,17 @@ def check(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml")],
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
-    """Load a run file, report what is wrong with it, or print it as resolved."""
-    typer.echo(dump_toml(load_run(run_file, overrides or [])), nl=False)
+    """Print a run file as resolved, then all that is wrong with it, its tasks, its policy and its harness, without starting a run.
+
+    The harness is looked for inside a sandbox, but not run.
+    """
+    from qwengyre.runtime.check import check_run
+
+    config = load_run(run_file, overrides or [])
+    typer.echo(dump_toml(config), nl=False)
+    check_run(config)
+    if config.policy.model and config.engine.engine == "embedded":
+        from qwengyre.engines.model import read_spec  # imports torch
+
+        read_spec(Path(config.policy.model))
+    typer.echo(f"{run_file}: nothing wrong was found", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +43,10 @@ def train(
 
     try:
         run(config, folder)
-    except QwenGyreError:
+    except (QwenGyreError, ExceptionGroup):
         if resume is None and not folder.has_begun:
             folder.remove()
+        raise
+    except KeyboardInterrupt:
+        typer.echo(f"go on with: qwengyre train --resume {shlex.quote(str(folder.path))}", err=True)
         raise

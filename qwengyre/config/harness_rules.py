@@ -15,5 +15,6 @@ def read_harness_rules(file: str) -> tuple[HarnessRules, ...]:
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read harness rules: {error}", file=file) from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read harness rules: {reason}", file=file, key="trajectory.harness_rules") from error
     return rules_from_toml(text, file)

@@ -110,6 +110,11 @@ class EvaluationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     at_end: bool = True
     """Evaluate the last version."""
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is any evaluation at all."""
+        return self.at_start or self.at_end or self.every_steps > 0
+
     def __post_init__(self) -> None:
         if self.samples < 1:
             raise ValueError("samples must be at least 1")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.core.errors import ConfigError
+from qwengyre.runtime.config import TasksConfig
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
 from qwengyre.sandbox.task import Task, load_tasks
 from qwengyre.scheduler.config import SchedulerConfig
@@ -31,9 +31,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 def prepare(config: RunConfig, progress: Callable[[str], None]) -> Prepared:
-    """Load or generate tasks, load or warm up the policy. Raises ConfigError for what a user must mend."""
-    _refuse_what_is_decided_elsewhere(config)
-    read_harness_rules(config.trajectory.harness_rules)  # a mistake in it is told before anything starts
+    """Load or generate tasks, find or warm up the policy, of a config that `check_run` found nothing wrong with."""
     train, held_out = _tasks(config)
     order = TrainingOrder([task.name for task in train], config.runtime.seed)
     evaluation = EvaluationPlan(
@@ -42,43 +40,32 @@ def prepare(config: RunConfig, progress: Callable[[str], None]) -> Prepared:
         greedy=config.evaluation.greedy,
         temperature=config.policy.temperature,
     )
-    wants = config.evaluation.at_start or config.evaluation.at_end or config.evaluation.every_steps > 0
-    if wants and not held_out:
-        raise ConfigError(
-            "there are no held-out tasks to evaluate on: set it, or switch [evaluation] at_start and at_end off",
-            key="tasks.held_out",
-        )
     scheduler = msgspec.structs.replace(
         config.scheduler,
         evaluation_every_steps=config.evaluation.every_steps,
         evaluate_at_start=config.evaluation.at_start,
         evaluate_at_end=config.evaluation.at_end,
-        evaluation_group_sizes=evaluation.group_sizes() if wants else (),
+        evaluation_group_sizes=evaluation.group_sizes() if config.evaluation.is_wanted else (),
     )
     tasks = {task.name: task for task in (*train, *held_out)}
     return Prepared(tasks, order, evaluation, scheduler, _model_dir(config, progress))
 
 
-def _refuse_what_is_decided_elsewhere(config: RunConfig) -> None:
-    """The scheduler's own keys of an evaluation follow from the held-out tasks and from [evaluation]."""
-    given, default = config.scheduler, SchedulerConfig()
-    for name in ("evaluation_every_steps", "evaluate_at_start", "evaluate_at_end", "evaluation_group_sizes"):
-        if getattr(given, name) != getattr(default, name):
-            raise ConfigError("a run takes this from its [evaluation] table: set it there", key=f"scheduler.{name}")
-
-
-def _tasks(config: RunConfig) -> tuple[list[Task], list[Task]]:
-    wanted = config.tasks
-    if not wanted.family:
-        train = load_tasks(Path(wanted.train))
-        held_out = load_tasks(Path(wanted.held_out)) if wanted.held_out else []
-    else:
-        folder = _generate_family(config)
-        train, held_out = load_tasks(folder / "train"), load_tasks(folder / "held-out")
+def load_folders(tasks: TasksConfig) -> tuple[list[Task], list[Task]]:
+    """Tasks to train on and to hold out, out of folders. Raises ConfigError for the first that is wrong, and for one that is in both."""
+    train = load_tasks(Path(tasks.train))
+    held_out = load_tasks(Path(tasks.held_out)) if tasks.held_out else []
     shared = {task.name for task in train} & {task.name for task in held_out}
     if shared:
         raise ConfigError(f"{min(shared)} is in both tasks.train and tasks.held_out", key="tasks.held_out")
     return train, held_out
+
+
+def _tasks(config: RunConfig) -> tuple[list[Task], list[Task]]:
+    if not config.tasks.family:
+        return load_folders(config.tasks)
+    folder = _generate_family(config)
+    return load_tasks(folder / "train"), load_tasks(folder / "held-out")
 
 
 def _generate_family(config: RunConfig) -> Path:
@@ -86,7 +73,7 @@ def _generate_family(config: RunConfig) -> Path:
 
     wanted, seed = config.tasks, config.runtime.seed
     name = f"{wanted.family}-{seed}-{wanted.num_train}-{wanted.num_held_out}"
-    folder = Path(config.policy.cache).resolve() / "tasks" / name
+    folder = Path(config.policy.cache) / "tasks" / name
     with _made_once(folder) as temporary:
         if temporary is not None:
             generate(temporary, seed, wanted.num_train, wanted.num_held_out)
@@ -110,8 +97,4 @@ def _model_dir(config: RunConfig, progress: Callable[[str], None]) -> Path:
         from qwengyre.warmup import warm_up
 
         return warm_up(config.warmup, Path(config.policy.cache), config.runtime.seed, progress)
-    folder = Path(config.policy.model)
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise ConfigError(f"{folder} has no {name}: it must be the folder of a Hugging Face model", key="policy.model")
-    return folder
+    return Path(config.policy.model)

@@ -26,6 +26,7 @@ from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.journal import Journal, read
 from qwengyre.runtime import cell_api as api
 from qwengyre.runtime.cell import CellSpec
+from qwengyre.runtime.check import check_run
 from qwengyre.runtime.controller import Controller, Stations, members_of
 from qwengyre.runtime.driver import RunClock
 from qwengyre.runtime.executions import Executions, ExecutionSettings
@@ -40,7 +41,6 @@ from qwengyre.runtime.recovery import recover
 from qwengyre.runtime.steps import CORE, Steps
 from qwengyre.sandbox.harness import Gateway
 from qwengyre.sandbox.launcher import Launcher
-from qwengyre.sandbox.preflight import check_harness
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.scheduler import Scheduler
@@ -64,8 +64,9 @@ class Journals(msgspec.Struct, frozen=True):
 def train(config: RunConfig, folder: RunFolder) -> None:
     """Run to the end, from the beginning or from where a stop left it. Raises QwenGyreErrors for what the user can mend."""
     log_to(folder.logs / "controller.log")
-    check_harness(config.harness)
+    check_run(config)
     with Screen() as screen:
+        screen.console.print(f"run folder: {folder.path}", markup=False, highlight=False, soft_wrap=True)
         prepared = prepare(config, screen.say)
         with (
             Journal.open(folder.controller_journal, ControllerRecord) as controller,

@@ -86,11 +86,13 @@ def test_a_misspelt_command_names_the_nearest():
     assert "Did you mean 'train'" in result.stderr
 
 
-def test_config_check_prints_the_config_as_resolved(tmp_path: Path):
+def test_config_check_prints_the_config_as_resolved_and_all_mistakes(tmp_path: Path):
     path = tmp_path / "run.toml"
     path.write_text("[tasks]\ntrain = 'a'\n[harness]\ncommand = ['agent']\n[trainer]\nbeta1 = 0.5\n")
     result = run("config", "check", str(path), "--set", "trainer.beta2=0.6")
-    assert "beta1 = 0.5\nbeta2 = 0.6\n" in result.stdout
+    assert "beta1 = 0.5\nbeta2 = 0.6\n" in result.stdout and f'train = "{Path.cwd()}/a"' in result.stdout
+    assert result.exit_code == 2
+    assert "this folder of tasks does not exist" in result.stderr and "harness.command: agent does not exist" in result.stderr
 
 
 def test_config_explain_of_an_unknown_table_lists_the_tables():

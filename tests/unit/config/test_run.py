@@ -59,7 +59,7 @@ def test_relative_paths_are_those_of_the_folder_that_a_command_starts_in(tmp_pat
 
 
 def test_a_new_key_of_free_text_is_either_a_path_or_named_here_as_none():
-    assert {key for key, kind in kinds(RunConfig) if kind is str} <= {"runtime.name", "transfer.host", "ray.address"}
+    assert {key for key, kind in kinds(RunConfig) if kind is str} <= {"runtime.name", "transfer.host", "ray.address", "transfer.mooncake_device"}
 
 
 def kinds(struct: type[msgspec.Struct], table: str = "") -> Iterator[tuple[str, object]]:

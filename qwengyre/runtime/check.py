@@ -1,0 +1,124 @@
+"""All that can be found wrong with a run before any part of it is started, and all of it at once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from qwengyre.config.harness_rules import read_harness_rules
+from qwengyre.core.errors import ConfigError, QwenGyreError
+from qwengyre.runtime.prepare import load_folders
+from qwengyre.sandbox.preflight import check_harness
+from qwengyre.scheduler.config import SchedulerConfig
+
+if TYPE_CHECKING:
+    from qwengyre.config.run import RunConfig
+
+OPTIONAL: Final = {"ray": "ray", "mooncake": "mooncake-transfer-engine"}
+"""Module of the same name that a value of runtime.launcher or transfer.carrier needs -> the package that brings it."""
+
+
+def check_run(config: RunConfig) -> None:
+    """Raises what is wrong: one QwenGyreError, or an ExceptionGroup of several."""
+    mistakes: list[QwenGyreError] = []
+    for look in CHECKS:
+        try:
+            look(config)
+        except QwenGyreError as error:
+            mistakes.append(error)
+    if len(mistakes) > 1:
+        raise ExceptionGroup("the run cannot start", mistakes)
+    if mistakes:
+        raise mistakes[0]
+
+
+def _check_what_is_decided_elsewhere(config: RunConfig) -> None:
+    """The scheduler's own keys of an evaluation follow from the held-out tasks and from [evaluation]."""
+    given, default = config.scheduler, SchedulerConfig()
+    for name in ("evaluation_every_steps", "evaluate_at_start", "evaluate_at_end", "evaluation_group_sizes"):
+        if getattr(given, name) != getattr(default, name):
+            raise ConfigError("a run takes this from its [evaluation] table: set it there", key=f"scheduler.{name}")
+
+
+def _check_rules(config: RunConfig) -> None:
+    read_harness_rules(config.trajectory.harness_rules)
+
+
+def _check_tasks(config: RunConfig) -> None:
+    if config.tasks.family:
+        _check_cache(config)
+    else:
+        load_folders(config.tasks)
+        if config.evaluation.is_wanted and not config.tasks.held_out:
+            raise ConfigError(
+                "there are no held-out tasks to evaluate on: set it, or switch [evaluation] at_start and at_end off",
+                key="tasks.held_out",
+            )
+
+
+def _check_policy(config: RunConfig) -> None:
+    """A model's folder, its tokenizer, and the chat template that is to render for it."""
+    if not config.policy.model:
+        _check_cache(config)
+        return
+    folder = Path(config.policy.model)
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder} does not exist: name the folder of a Hugging Face model, downloaded before", key="policy.model"
+        )
+    for name in ("config.json", "tokenizer.json"):
+        if not (folder / name).is_file():
+            raise ConfigError(f"{folder} has no {name}: it must be the folder of a Hugging Face model", key="policy.model")
+        try:
+            msgspec.json.decode((folder / name).read_bytes(), type=dict)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"this file of policy.model cannot be read: {error}", file=str(folder / name)) from error
+    if config.engine.engine == "embedded" and not any(folder.glob("*.safetensors")):
+        raise ConfigError(f"{folder} holds no weights: there is no *.safetensors file", key="policy.model")
+    from qwengyre.gateway.rendering import Rendering  # takes a second to import
+
+    Rendering.from_folder(folder, config.gateway.renderer)
+
+
+def _check_cache(config: RunConfig) -> None:
+    """What is generated or warmed up is written there."""
+    place = Path(config.policy.cache)
+    existing = next(folder for folder in (place, *place.parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"{place} cannot be made or written to (see {existing})", key="policy.cache")
+
+
+def _check_lengths(config: RunConfig) -> None:
+    context = min(config.policy.max_context_tokens, config.engine.max_context_tokens)
+    if context > config.trainer.max_row_tokens:
+        raise ConfigError(
+            f"a context of {context} tokens is longer than the {config.trainer.max_row_tokens} that a trainer takes: raise it, or "
+            "lower policy.max_context_tokens",
+            key="trainer.max_row_tokens",
+        )
+
+
+def _check_packages(config: RunConfig) -> None:
+    for key, value in (("runtime.launcher", config.runtime.launcher), ("transfer.carrier", config.transfer.carrier)):
+        if value in OPTIONAL and importlib.util.find_spec(value) is None:
+            raise ConfigError(f"{value} is not installed: pip install {OPTIONAL[value]}", key=key)
+
+
+def _check_harness(config: RunConfig) -> None:
+    check_harness(config.harness)
+
+
+CHECKS: Final[tuple[Callable[[RunConfig], None], ...]] = (
+    _check_what_is_decided_elsewhere,
+    _check_lengths,
+    _check_packages,
+    _check_rules,
+    _check_tasks,
+    _check_policy,
+    _check_harness,
+)

@@ -1,0 +1,81 @@
+"""What `qwengyre config check` and every start find wrong, all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qwengyre.config.run import load_run
+from qwengyre.core.errors import ConfigError
+from qwengyre.runtime.check import check_run
+from tests.integration.run_kit import RunKit
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> RunKit:
+    return RunKit(tmp_path_factory.mktemp("kit"))
+
+
+def mistakes(kit: RunKit, *overrides: str) -> list[str]:
+    try:
+        check_run(load_run(kit.run_file, overrides))
+    except ConfigError as error:
+        return [str(error)]
+    except ExceptionGroup as group:
+        return [str(error) for error in group.exceptions]
+    return []
+
+
+def test_nothing_is_wrong_with_a_good_run(kit: RunKit):
+    assert mistakes(kit) == []
+
+
+def test_all_mistakes_are_told_at_once(kit: RunKit, tmp_path: Path):
+    found = mistakes(
+        kit,
+        f"tasks.train={tmp_path}/no-tasks",
+        f"policy.model={tmp_path}/no-model",
+        f"trajectory.harness_rules={tmp_path}/no-rules.toml",
+        'harness.command=["no-such-agent"]',
+        "scheduler.evaluation_group_sizes=[4]",
+        "trainer.max_row_tokens=1000",
+        "transfer.carrier=mooncake",
+    )
+    for key in (
+        "no-tasks",
+        "policy.model",
+        "no-rules.toml",
+        "harness.command",
+        "scheduler.evaluation_group_sizes",
+        "max_row_tokens",
+    ):
+        assert sum(key in mistake for mistake in found) == 1, (key, found)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("tasks.held_out=", "tasks.held_out: there are no held-out tasks"),
+        ("tasks.held_out={kit}/train", "train-0 is in both"),
+        ("gateway.renderer.name=nope", "gateway.renderer: this renderer cannot be used"),
+        ("policy.model={kit}/train", "has no config.json"),
+        ("policy.model={kit}/no-weights", "holds no weights"),
+        ("policy.model={kit}/half-a-tokenizer", "tokenizer.json: this file of policy.model cannot be read"),
+        ("policy.cache={kit}/run.toml", ""),
+    ],
+)
+def test_a_mistake_is_named(kit: RunKit, override: str, message: str):
+    for name in ("no-weights", "half-a-tokenizer"):
+        folder = kit.folder / name
+        folder.mkdir(exist_ok=True)
+        for file in (kit.folder / "model").glob("*.json"):
+            (folder / file.name).write_bytes(file.read_bytes())
+    (kit.folder / "half-a-tokenizer" / "tokenizer.json").write_text('{"version"')
+    found = mistakes(kit, override.format(kit=kit.folder))
+    assert len(found) == bool(message) and message in "".join(found)
+
+
+def test_a_cache_that_cannot_be_written_is_found_only_where_it_is_needed(kit: RunKit):
+    found = mistakes(kit, "policy.model=", f"policy.cache={kit.run_file}")
+    assert len(found) == 1 and found[0].startswith("policy.cache: ")
