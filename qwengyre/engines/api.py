@@ -89,6 +89,8 @@ class Capabilities(msgspec.Struct, frozen=True):
     max_context_tokens: int
     moves_kv: bool
     exact_logprobs: bool
+    cache_tokens: int = 1
+    """The engine's own prefix cache finds multiples of this; a moved prefix is found to the token."""
 
 
 class Engine(Protocol):

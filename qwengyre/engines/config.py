@@ -12,8 +12,11 @@ from qwengyre.core.ids import LocalPath
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a cell serves calls. The defaults suit a model of about a million parameters on one core."""
 
-    engine: Literal["embedded", "paced", "scripted"] = "embedded"
-    """`embedded`: torch in the cell's process. `paced`: scripted tokens at the speed of an emulated device."""
+    engine: Literal["embedded", "vllm", "paced", "scripted"] = "embedded"
+    """`embedded`: torch in the cell's process. `vllm`: vLLM beside it, on a GPU or a CPU (`make setup-vllm`).
+    `paced`: scripted tokens at the speed of an emulated device."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """`vllm` only: of weights, keys and values inside the engine."""
     paced_plan: LocalPath = LocalPath("")
     """`paced` only: the file that says what everything takes (`qwengyre bench elastic` writes it)."""
     max_running: int = 16
@@ -42,6 +45,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if (self.engine == "paced") != bool(self.paced_plan):
             raise ValueError("paced_plan: the paced engine needs a plan, and no other engine takes one")
+        if self.dtype != "float32" and self.engine != "vllm":
+            raise ValueError(f'dtype {self.dtype!r} needs engine = "vllm"; the others compute in float32')
         positive = ("max_running", "max_waiting", "block_size", "prefill_chunk", "stream_interval", "num_threads", "kv_blocks")
         for name in positive:
             if getattr(self, name) < 1:

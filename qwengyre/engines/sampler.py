@@ -18,18 +18,25 @@ def uniforms(seed: int, block: int) -> list[float]:
 
 
 def sample(logits: torch.Tensor, temperatures: list[float], draws: list[float]) -> tuple[list[int], list[float]]:
-    """Tokens and log-probs (R,) of `logits` (R, V), row by row.
+    """Tokens and log-probs (R,) of `logits` (R, V), row by row."""
+    tokens, logprobs = draw(logits, temperatures, draws)
+    return tokens.squeeze(1).tolist(), logprobs.squeeze(1).tolist()
+
+
+def draw(logits: torch.Tensor, temperatures: list[float], draws: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and log-probs (R, 1) of float32 `logits` (R, V), on their device.
 
     Inverse of the distribution function: the first token whose cumulative probability exceeds the draw. T = 0 takes the
     most likely token and reports its log-prob at T = 1.
     """
+    device = logits.device
     if any(temperature != 1.0 for temperature in temperatures):
-        logits = logits / torch.tensor([temperature or 1.0 for temperature in temperatures]).unsqueeze(1)
+        logits = logits / torch.tensor([temperature or 1.0 for temperature in temperatures], device=device).unsqueeze(1)
     logprobs = torch.log_softmax(logits, -1)
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    target = torch.tensor(draws, dtype=torch.float64).mul_(cumulative[:, -1]).unsqueeze(1)
+    target = torch.tensor(draws, dtype=torch.float64, device=device).mul_(cumulative[:, -1]).unsqueeze(1)
     tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[1] - 1)
     if 0.0 in temperatures:
-        greedy = torch.tensor([temperature == 0.0 for temperature in temperatures]).unsqueeze(1)
+        greedy = torch.tensor([temperature == 0.0 for temperature in temperatures], device=device).unsqueeze(1)
         tokens = torch.where(greedy, logits.argmax(-1, keepdim=True), tokens)
-    return tokens.squeeze(1).tolist(), logprobs.gather(1, tokens).squeeze(1).tolist()
+    return tokens, logprobs.gather(1, tokens)

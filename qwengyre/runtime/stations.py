@@ -54,6 +54,8 @@ def build_stations(
     match engine.engine:
         case "embedded":
             return _embedded(model_dir, engine, trainer, carrier, place, threads)
+        case "vllm":
+            return _vllm(model_dir, engine, trainer, carrier, place, threads)
         case "paced":
             paced = _paced(model_dir, engine, carrier)
             return paced if trainer is not None else _serving_only(paced.engine)
@@ -77,6 +79,30 @@ def _embedded(
         return _serving_only(EmbeddedEngine(model_dir, carrier, engine))
     made, connect = _trainer(model_dir, trainer, carrier, place, threads)
     return Stations(EmbeddedEngine(model_dir, carrier, engine), made, connect, made.whole_weights)
+
+
+def _vllm(
+    model_dir: Path,
+    engine: EngineConfig,
+    trainer: TrainerConfig | None,
+    carrier: Carrier,
+    place: CarrierPlace,
+    threads: int,
+) -> Stations:
+    """vLLM starts first: on a CPU its process is forked off this one, while nothing else has threads yet."""
+    import torch
+
+    from qwengyre.engines.vllm.launch import require_vllm
+
+    require_vllm()
+    from qwengyre.engines.vllm.engine import VLLMEngine
+
+    torch.set_num_threads(threads)
+    serving = VLLMEngine(model_dir, engine, place)
+    if trainer is None:
+        return _serving_only(serving)
+    made, connect = _trainer(model_dir, trainer, carrier, place, threads)
+    return Stations(serving, made, connect, made.whole_weights)
 
 
 def _trainer(

@@ -1,0 +1,269 @@
+"""vLLM on this machine's CPU: the contract of every engine, and what only vLLM can do wrong. `make test-vllm`.
+
+The tests of `tests/contract/test_engines.py` run here as they are. Starting an engine takes seconds, so they share a few,
+each brought back to version 0 before it is handed out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from qwengyre.core.errors import EngineError, EngineUnavailable
+from qwengyre.engines.api import Engine, GenerateRequest, Sampling
+from qwengyre.engines.config import EngineConfig
+from qwengyre.engines.embedded import EmbeddedEngine
+from qwengyre.engines.vllm import worker
+from qwengyre.engines.vllm.engine import VLLMEngine
+from qwengyre.testing.engines import tiny_parameters, write_tiny_qwen3
+from qwengyre.transfer.api import Exposure
+from qwengyre.transfer.carriers import CarrierPlace
+from qwengyre.transfer.config import TransferConfig
+from qwengyre.transfer.shm import ShmCarrier, cleanup
+from tests.contract import test_engines as contract
+from tests.contract.test_engines import *  # noqa: F403  the contract
+
+LONG = 4096
+CONFIG = EngineConfig(
+    engine="vllm",
+    max_running=4,
+    max_context_tokens=contract.MAX_CONTEXT,
+    block_size=32,
+    kv_blocks=64,
+    prefill_chunk=24,
+    stream_interval=3,
+    command_deadline_s=120,
+)
+
+
+class Pool:
+    """Engines of one model in one event loop."""
+
+    def __init__(self, model_dir: Path, prefix: str):
+        self.model_dir, self.prefix = model_dir, prefix
+        self.carrier = ShmCarrier(prefix)
+        self.runner = asyncio.Runner()
+        self.engines: list[VLLMEngine] = []
+
+    def start(self, config: EngineConfig = CONFIG) -> VLLMEngine:
+        return VLLMEngine(self.model_dir, config, CarrierPlace(TransferConfig(carrier="shm"), self.prefix, "127.0.0.1"))
+
+    async def take(self, index: int) -> VLLMEngine:
+        """The engine of this number, with the weights of version 0 and nothing else."""
+        if index < len(self.engines) and self.engines[index].is_closed:
+            del self.engines[index]
+        if index >= len(self.engines):
+            self.engines.append(self.start())
+            return self.engines[-1]
+        engine = self.engines[index]
+        await engine.pause("abort")
+        await engine.resume()
+        snapshot = self.snapshot(0)
+        await engine.restore(snapshot, 0)
+        self.carrier.release(snapshot)
+        return engine
+
+    def snapshot(self, version: int) -> Exposure:
+        return self.carrier.expose(tiny_parameters(self.model_dir, seed=version), version=version, epoch=1)
+
+    def close(self) -> None:
+        for engine in self.engines:
+            self.runner.run(engine.close())
+        self.carrier.close()
+        self.runner.close()
+        assert cleanup(self.prefix) == 0, "an engine left exposed memory behind"
+
+
+class VLLMBench:
+    """`contract.Bench` over a pool."""
+
+    def __init__(self, pool: Pool):
+        self.pool, self.num_taken, self.exposed = pool, 0, []
+
+    async def engine(self) -> Engine:
+        self.num_taken += 1
+        return await self.pool.take(self.num_taken - 1)
+
+    def snapshot(self, version: int) -> Exposure:
+        self.exposed.append(self.pool.snapshot(version))
+        return self.exposed[-1]
+
+    async def close(self) -> None:
+        for exposure in self.exposed:
+            self.pool.carrier.release(exposure)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return write_tiny_qwen3(tmp_path_factory.mktemp("model"), head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def pool(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    pool = Pool(model_dir, f"qg-vllm-{tmp_path_factory.mktemp('pool').name}-{os.getpid()}")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def bench(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Callable[[], VLLMBench]:
+    def run(bench: Callable[[], VLLMBench], body: Callable[[VLLMBench], Awaitable[None]]) -> None:
+        async def main() -> None:
+            made = bench()
+            try:
+                await body(made)
+            finally:
+                await made.close()
+
+        pool.runner.run(main())
+
+    monkeypatch.setattr(contract, "run", run)
+    return lambda: VLLMBench(pool)
+
+
+def test_tokens_and_logprobs_are_those_of_the_embedded_engine_over_publishes(pool: Pool):
+    """Same draws, so the same tokens; log-probs within the bound of the whole system."""
+
+    async def body() -> None:
+        engine = await pool.take(0)
+        config = EngineConfig(max_context_tokens=contract.MAX_CONTEXT, kv_blocks=64)
+        embedded = EmbeddedEngine(pool.model_dir, pool.carrier, config)
+        for version in range(3):
+            snapshot = pool.snapshot(version)
+            for each in (engine, embedded):
+                await each.update_weights(snapshot, version)
+            pool.carrier.release(snapshot)
+            for temperature in (1.0, 0.7, 0.0):
+                asked = contract.request(f"{version}-{temperature}", max_tokens=60)
+                asked = GenerateRequest(asked.request_id, asked.token_ids, Sampling(temperature, 60, (), version))
+                ours, theirs = await contract.collect(engine.generate(asked)), await contract.collect(embedded.generate(asked))
+                assert contract.tokens_of(ours) == contract.tokens_of(theirs)
+                assert {chunk.version for chunk in ours} == {version}
+                gaps = np.subtract(logprobs_of(ours), logprobs_of(theirs))
+                assert np.abs(gaps).max() <= 1e-5
+        await embedded.close()
+
+    pool.runner.run(body())
+
+
+def test_a_call_of_3000_tokens_moves_and_nothing_known_is_computed_again(pool: Pool):
+    config = EngineConfig(engine="vllm", max_context_tokens=LONG, block_size=32, kv_blocks=300, max_running=2)
+
+    async def body() -> None:
+        source, destination = pool.start(config), pool.start(config)
+        prompt = np.random.default_rng(5).integers(0, 96, 3000).astype(np.int32).tobytes()
+        whole = GenerateRequest("long", prompt, Sampling(0.0, 200, (), 1))
+        async with aclosing(source.generate(whole)) as stream:
+            done = contract.tokens_of([await anext(stream)])
+            await source.abort(["long"])
+            done += contract.tokens_of([chunk async for chunk in stream])
+        known = prompt + np.array(done, np.int32).tobytes()
+        handle = await source.export_kv(known)
+        assert handle is not None and handle.num_tokens == 3000 + len(done) - 1
+        before = destination.stats()
+        rest = await contract.collect(destination.generate(contract.continued("rest", whole, done, handle)))
+        after = destination.stats()
+        assert rest[0].cached_tokens == handle.num_tokens
+        assert after.tokens_prefilled - before.tokens_prefilled == 1
+        assert after.tokens_imported - before.tokens_imported == handle.num_tokens
+        assert done + contract.tokens_of(rest) == contract.tokens_of(await contract.collect(source.generate(whole)))
+        await source.release(handle.handle_id)
+        for each in (source, destination):
+            await each.close()
+
+    pool.runner.run(body())
+
+
+def test_a_head_that_keeps_old_weights_is_caught_and_serves_no_more(pool: Pool, monkeypatch: pytest.MonkeyPatch):
+    """vLLM's own reload leaves a tied head as it was on a CPU; `refresh_heads` renews it. Without it the probe must say so."""
+    monkeypatch.setattr(worker, "refresh_heads", lambda model: None)
+
+    async def body() -> None:
+        engine = pool.start()
+        snapshot = pool.snapshot(1)
+        with pytest.raises(EngineError, match="does not compute with the weights of version 1"):
+            await engine.update_weights(snapshot, 1)
+        with pytest.raises(EngineUnavailable):
+            await contract.collect(engine.generate(contract.request("a")))
+        pool.carrier.release(snapshot)
+        await engine.close()
+
+    pool.runner.run(body())
+
+
+def test_a_call_that_waits_for_its_first_token_during_a_publish_imports_nothing_old(pool: Pool):
+    async def body() -> None:
+        source, engine = await pool.take(0), await pool.take(1)
+        whole = contract.request("a", prompt=100, max_tokens=40)
+        await contract.collect(source.generate(whole))
+        handle = await source.export_kv(whole.token_ids)
+        assert handle is not None and await engine.import_kv(handle) == 100
+        await engine.pause("keep")
+        waiting = asyncio.create_task(contract.collect(engine.generate(whole)))
+        await asyncio.sleep(0)
+        snapshot = pool.snapshot(1)
+        await engine.update_weights(snapshot, 1)
+        await engine.resume()
+        chunks = await waiting
+        await source.update_weights(snapshot, 1)
+        assert (chunks[0].cached_tokens, {chunk.version for chunk in chunks}) == (0, {1})
+        assert contract.tokens_of(chunks) == contract.tokens_of(await contract.collect(source.generate(whole)))
+        await source.release(handle.handle_id)
+        pool.carrier.release(snapshot)
+
+    pool.runner.run(body())
+
+
+def test_calls_that_do_not_fit_together_wait_for_blocks_and_lose_nothing(pool: Pool):
+    """Four calls of 250 tokens need 32 blocks; 12 are there, so vLLM preempts and computes again."""
+
+    async def body() -> None:
+        config = EngineConfig(
+            engine="vllm", max_context_tokens=256, block_size=32, kv_blocks=13, max_running=4, stream_interval=3
+        )
+        engine, calm = pool.start(config), await pool.take(0)
+        calls = [contract.request(f"c{index}", prompt=60 + index, max_tokens=180, seed=index) for index in range(4)]
+        together = await asyncio.gather(*(contract.collect(engine.generate(call)) for call in calls))
+        for call, chunks in zip(calls, together, strict=True):
+            assert contract.tokens_of(chunks) == contract.tokens_of(await contract.collect(calm.generate(call)))
+        await engine.close()
+
+    pool.runner.run(body())
+
+
+def test_the_engine_ends_with_the_process_that_started_it(pool: Pool, tmp_path: Path):
+    """A cell that is killed leaves nothing behind."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            asyncio.run(_start_and_say(pool, write))
+        os._exit(1)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        core = int(pipe.readline())
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        assert pipe.read() == b"", "the pipe is open as long as the engine's process lives"
+    assert not Path(f"/proc/{core}").exists() or "Z" in Path(f"/proc/{core}/stat").read_text().split(")")[1].split()[0]
+
+
+async def _start_and_say(pool: Pool, pipe: int) -> None:
+    engine = pool.start()
+    await contract.collect(engine.generate(contract.request("a", max_tokens=3)))
+    os.write(pipe, f"{engine.core_pid}\n".encode())
+    await asyncio.Event().wait()
+
+
+def logprobs_of(chunks: list) -> list[float]:
+    return [logprob for chunk in chunks for logprob in chunk.logprobs]

@@ -1,0 +1,397 @@
+"""vLLM behind `engines.api.Engine`: an adapter over `AsyncLLM`, the same on a GPU and on a CPU.
+
+    event loop of the cell                     vLLM's process
+      generate -> VLLMCall <- AsyncLLM  <--->    engine core (scheduler, GyreConnector)
+      update_weights, export_kv ...     ---->    worker (WorkerExtension, KeyedSampler, GyreConnector)
+
+Bulk data never passes the event loop: the worker reads snapshots and keys and values through a carrier of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+
+from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused, TransferError
+from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
+from qwengyre.engines.config import EngineConfig
+from qwengyre.engines.model import read_spec
+from qwengyre.engines.vllm import launch
+from qwengyre.engines.vllm.calls import VLLMCall
+from qwengyre.engines.vllm.imports import Imports
+from qwengyre.engines.vllm.messages import Reply, Setup
+from qwengyre.engines.vllm.probe import PROBE_TOKENS
+from qwengyre.engines.vllm.sampling import probe_params, sampling_params
+from qwengyre.engines.wire import rebuild
+from qwengyre.transfer.api import Exposure
+from qwengyre.transfer.carriers import CarrierPlace
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+log = logging.getLogger(__name__)
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.2, "float16": 0.05}
+"""Largest log-prob gap between the probe in the engine and in plain torch; float32: the bound of the whole system."""
+SHUTDOWN_DEADLINE_S = 5.0
+
+
+class VLLMEngine:
+    """A Qwen3 model in vLLM. Starts with the weights of `model_dir` as version 0.
+
+    `place` is where the cell's carrier was opened: the worker opens its own there.
+    """
+
+    def __init__(self, model_dir: Path, config: EngineConfig, place: CarrierPlace):
+        self.config, self.spec = config, read_spec(model_dir)
+        self.version = 0
+        self._llm = launch.start(model_dir, config, self.spec)
+        self._fingerprint = launch.fingerprint(config, self.spec)
+        self._setup: Setup | None = Setup(str(model_dir), self._fingerprint, place)
+        self._exclusive = asyncio.Lock()
+        """Held by operations that must not overlap: setup, publishes, offload, restore."""
+        self._calls: dict[str, VLLMCall] = {}
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._imports = Imports(launch.kv_bytes(config, self.spec) // 4)
+        self._pins: dict[str, asyncio.TimerHandle] = {}
+        self._numbers = itertools.count()
+        self._paused = self._offloaded = self._withheld = False
+        self._failure: str | None = None
+        self._counts = EngineStats(0, 0, 0, 0, 0, 0.0)
+        self._busy_since = 0.0
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+        call = self._accept(request)
+        pump: asyncio.Task[None] | None = None
+        finished = False
+        try:
+            await self._ready()
+            if request.kv is not None:
+                with contextlib.suppress(KVRefused, TransferError):
+                    await self.import_kv(request.kv)
+            self._need_memory()
+            pump = asyncio.create_task(self._pump(call), name=call.name)
+            self._pumps.add(pump)
+            pump.add_done_callback(self._pumps.discard)
+            while not finished:
+                chunk = await call.chunks.get()
+                if isinstance(chunk, EngineError):
+                    finished = True
+                    raise chunk
+                finished = chunk.finish_reason is not None
+                yield chunk
+        finally:
+            self._forget(call)
+            if not finished and pump is not None and self._failure is None:
+                await self._llm.abort(call.name)
+                pump.cancel()
+
+    async def abort(self, request_ids: list[str]) -> None:
+        await self._ready()
+        await self._abort([call for request_id in request_ids if (call := self._calls.get(request_id))])
+
+    async def pause(self, mode: Literal["keep", "abort"]) -> None:
+        await self._ready()
+        if mode == "abort":
+            await self._abort(list(self._calls.values()))
+        await self._hold()
+        self._paused = True
+
+    async def resume(self) -> None:
+        await self._ready()
+        self._paused = False
+        await self._llm.resume_generation()
+
+    async def update_weights(self, snapshot: Exposure, version: int) -> None:
+        """Raises EngineError, and serves no more, when a probe shows that the engine does not compute with these weights."""
+        await self._ready()
+        self._need_memory()
+        async with self._exclusive:
+            await self._load(snapshot, version)
+
+    async def export_kv(self, token_ids: bytes) -> KVHandle | None:
+        await self._ready()
+        self._need_memory()
+        handle = (await self._ask("qg_export_kv", token_ids, self.version)).handle
+        if handle is not None:
+            loop = asyncio.get_running_loop()
+            self._pins[handle.handle_id] = loop.call_later(self.config.pin_deadline_s, self._expire, handle.handle_id)
+        return handle
+
+    async def import_kv(self, handle: KVHandle) -> int:
+        await self._ready()
+        self._need_memory()
+        if handle.fingerprint != self._fingerprint:
+            raise KVRefused(f"KV of layout {handle.fingerprint}, this engine has {self._fingerprint}")
+        if handle.version != self.version:
+            raise KVRefused(f"KV of version {handle.version}, this engine has {self.version}")
+        if self._imports.has(handle.handle_id):
+            return handle.num_tokens
+        reply = await self._ask("qg_import_kv", msgspec.msgpack.encode(handle))
+        surplus = self._imports.add(handle, np.frombuffer(reply.token_ids, np.int32))
+        if surplus:
+            await self._ask("qg_forget_imports", surplus)
+        self._count(tokens_imported=handle.num_tokens)
+        return handle.num_tokens
+
+    async def release(self, handle_id: str) -> None:
+        await self._ready()
+        if timer := self._pins.pop(handle_id, None):
+            timer.cancel()
+            await self._ask("qg_release", handle_id)
+
+    async def offload(self) -> None:
+        await self._ready()
+        async with self._exclusive:
+            if self._offloaded:
+                return
+            if self._calls:
+                raise EngineError(f"{len(self._calls)} calls are running: abort them first")
+            self._offloaded = True
+            await self._hold(clear_cache=True)
+            self._imports.clear()
+            await self._ask("qg_offload")
+
+    async def restore(self, snapshot: Exposure, version: int) -> None:
+        await self._ready()
+        async with self._exclusive:
+            if self._offloaded:
+                await self._ask("qg_wake")
+            self._paused = self._paused and not self._offloaded
+            self._offloaded = False
+            await self._load(snapshot, version)
+
+    def capacity(self) -> Capacity:
+        """Blocks in use are those of the running calls: what vLLM keeps of ended ones it gives up when it needs them."""
+        if self._offloaded:
+            return Capacity(0, 0, 0, 0, 0)
+        running = min(len(self._calls), self.config.max_running)
+        size = self.config.block_size
+        used = sum(-(-call.num_computed // size) for call in self._calls.values())
+        free = max(0, self.config.kv_blocks - used)
+        return Capacity(running, len(self._calls) - running, free, self.config.kv_blocks, launch.kv_bytes(self.config, self.spec))
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            "vllm",
+            self._fingerprint,
+            self.config.max_context_tokens,
+            moves_kv=True,
+            exact_logprobs=True,
+            cache_tokens=self.config.block_size,
+        )
+
+    def stats(self) -> EngineStats:
+        busy_s = time.monotonic() - self._busy_since if self._calls else 0.0
+        return msgspec.structs.replace(self._counts, busy_s=self._counts.busy_s + busy_s)
+
+    async def close(self) -> None:
+        """End vLLM's processes; running calls end with EngineUnavailable. Twice is harmless."""
+        if self._failure is None and self._setup is None:
+            with contextlib.suppress(EngineError, TimeoutError):
+                await asyncio.wait_for(self._ask("qg_close"), self.config.command_deadline_s)
+        self._fail("the engine is closed")
+        for timer in self._pins.values():
+            timer.cancel()
+        for task in [*self._pumps, *filter(None, [self._llm.output_handler])]:
+            task.cancel()
+        await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_DEADLINE_S)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._failure is not None
+
+    @property
+    def core_pid(self) -> int:
+        """Process of vLLM's engine core and worker."""
+        return self._llm.engine_core.resources.engine_manager.processes[0].pid
+
+    # Calls.
+
+    def _accept(self, request: GenerateRequest) -> VLLMCall:
+        self._need_memory()
+        if request.request_id in self._calls:
+            raise EngineUnavailable(f"request {request.request_id} is running already")
+        call = VLLMCall(request, f"{request.request_id}/{next(self._numbers)}")
+        limit = self.config.max_context_tokens
+        if not 0 < len(call.prompt) < limit:
+            raise ContextOverflow(num_tokens=len(call.prompt), max_tokens=limit - 1)
+        if call.prompt.min() < 0 or call.prompt.max() >= self.spec.vocabulary:
+            raise EngineError(f"token ids lie in 0..{self.spec.vocabulary - 1}: {call.prompt.min()}..{call.prompt.max()}")
+        if request.sampling.max_tokens < 1:
+            raise EngineError(f"max_tokens must be at least 1, is {request.sampling.max_tokens}")
+        if len(self._calls) >= self.config.max_running + self.config.max_waiting:
+            raise EngineUnavailable(f"{self.config.max_waiting} calls are waiting, the most this engine takes")
+        if not self._calls:
+            self._busy_since = time.monotonic()
+        self._calls[request.request_id] = call
+        return call
+
+    async def _pump(self, call: VLLMCall) -> None:
+        """Take what vLLM makes for one call."""
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        named = self._imports.longest(call.prompt[:-1])
+        call.import_id = named["import_id"] if named else None
+        room = self.config.max_context_tokens - len(call.prompt)
+        params = sampling_params(call.request.sampling, room, named)
+        try:
+            async for output in self._llm.generate({"prompt_token_ids": call.prompt.tolist()}, params, call.name):
+                await self._take(call, output)
+        except (EngineDeadError, EngineGenerateError) as error:
+            self._fail(f"vLLM's process is gone: {error}")
+        except ValueError as error:
+            call.fail(EngineError(f"vLLM refuses the call: {error}"))
+
+    async def _take(self, call: VLLMCall, output: RequestOutput) -> None:
+        made = output.outputs[0]
+        if not call.num_tokens and made.token_ids:
+            await self._started(call, output.num_cached_tokens or 0)
+        call.add(made.token_ids, [of[token].logprob for of, token in zip(made.logprobs or (), made.token_ids, strict=True)])
+        self._count(tokens_generated=len(made.token_ids))
+        call.finish_reason, call.spans = made.finish_reason, made.weight_versions
+        if call.is_over or call.num_unsent >= self.config.stream_interval:
+            self._send(call)
+        elif call.is_aborted:
+            await self._llm.abort(call.name)  # the abort came before vLLM knew the call
+
+    async def _started(self, call: VLLMCall, num_cached: int) -> None:
+        call.cached = num_cached
+        self._count(tokens_cached=num_cached, tokens_prefilled=len(call.prompt) - num_cached)
+        if call.import_id is not None and self._imports.drop(call.import_id):
+            await self._ask("qg_forget_imports", [call.import_id])
+
+    def _send(self, call: VLLMCall) -> None:
+        if self._withheld:
+            return
+        call.send(self.version)
+        if call.is_over:
+            self._forget(call)
+            if not call.versions_agree():
+                self._fail(f"call {call.request.request_id}: chunks say {call.versions}, vLLM says {call.spans}")
+
+    def _forget(self, call: VLLMCall) -> None:
+        if self._calls.get(call.request.request_id) is call:
+            del self._calls[call.request.request_id]
+            if not self._calls:
+                self._count(busy_s=time.monotonic() - self._busy_since)
+
+    async def _abort(self, calls: list[VLLMCall]) -> None:
+        """Between two tokens, so that none is lost and what is known of a call is what vLLM has computed."""
+        async with self._exclusive:
+            await self._hold()
+            for call in calls:
+                call.is_aborted = True
+            await self._llm.abort([call.name for call in calls])
+            await self._llm.is_paused()  # answered after the aborts
+            await self._drain()
+            if not self._paused:
+                await self._llm.resume_generation()
+
+    # Weights.
+
+    async def _load(self, snapshot: Exposure, version: int) -> None:
+        await self._hold()
+        reply = await self._ask("qg_load", msgspec.msgpack.encode(snapshot))
+        self._count(tokens_recomputed_at_publish=sum(call.num_computed for call in self._calls.values()))
+        await self._hold(clear_cache=True)
+        self._imports.clear()
+        self.version = version
+        await self._llm.update_weight_version(str(version))
+        self._withheld = True
+        await self._llm.resume_generation()
+        gap = max(abs(a - b) for a, b in zip(await self._probe(), reply.logprobs, strict=True))
+        await self._hold()
+        self._withheld = False
+        if not gap <= TOLERANCE[self.config.dtype]:
+            self._fail(f"the engine does not compute with the weights of version {version}: log-prob gap {gap:.3g}")
+            raise EngineError(self._failure)
+        for call in list(self._calls.values()):
+            self._send(call)
+        if not self._paused:
+            await self._llm.resume_generation()
+
+    async def _probe(self) -> list[float]:
+        """Log-probs of the probe's tokens as vLLM computes them."""
+        prompt = {"prompt_token_ids": list(PROBE_TOKENS)}
+        async for output in self._llm.generate(prompt, probe_params(), f"probe/{next(self._numbers)}"):
+            if output.prompt_logprobs is not None:
+                pairs = zip(output.prompt_logprobs[1:], PROBE_TOKENS[1:], strict=True)
+                logprobs = [of[token].logprob for of, token in pairs]
+        return logprobs
+
+    # vLLM's process.
+
+    async def _ready(self) -> None:
+        """Tell the worker who it works for, once."""
+        if self._failure is not None:
+            raise EngineUnavailable(self._failure)
+        if self._setup is not None:
+            async with self._exclusive:
+                if self._setup is not None:
+                    await self._ask("qg_setup", msgspec.msgpack.encode(self._setup))
+                    await self._llm.update_weight_version("0")
+                    await self._probe()  # the first pass takes seconds: kernels are prepared
+                    self._setup = None
+
+    async def _hold(self, *, clear_cache: bool = False) -> None:
+        """Stop between two tokens, and send what was made until now."""
+        await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache)
+        await self._drain()
+        for call in list(self._calls.values()):
+            self._send(call)
+
+    async def _drain(self) -> None:
+        """Let what vLLM has sent reach the calls."""
+        outputs = self._llm.engine_core.outputs_queue
+        while not outputs.empty():
+            await asyncio.sleep(0)
+        for _ in range(8):
+            await asyncio.sleep(0)
+
+    async def _ask(self, method: str, *arguments: object) -> Reply:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            async with asyncio.timeout(self.config.command_deadline_s):
+                answers = await self._llm.collective_rpc(method, args=arguments)
+        except TimeoutError:
+            raise EngineUnavailable(f"vLLM did not answer {method} within {self.config.command_deadline_s} s") from None
+        except EngineDeadError as error:
+            self._fail(f"vLLM's process is gone: {error}")
+            raise EngineUnavailable(self._failure) from error
+        reply = msgspec.msgpack.decode(answers[0], type=Reply)
+        if reply.failure is not None:
+            raise rebuild(reply.failure)
+        return reply
+
+    def _fail(self, reason: str) -> None:
+        if self._failure is None:
+            self._failure = reason
+            log.info("engine_ends", extra={"reason": reason})
+            for call in list(self._calls.values()):
+                call.fail(EngineUnavailable(reason))
+
+    def _expire(self, handle_id: str) -> None:
+        log.warning("kv_pin_expired", extra={"handle": handle_id})
+        task = asyncio.ensure_future(self.release(handle_id))
+        self._pumps.add(task)
+        task.add_done_callback(self._pumps.discard)
+
+    def _need_memory(self) -> None:
+        if self._failure is not None:
+            raise EngineUnavailable(self._failure)
+        if self._offloaded:
+            raise EngineUnavailable("the engine is offloaded")
+
+    def _count(self, **more: float) -> None:
+        counts = {name: getattr(self._counts, name) + number for name, number in more.items()}
+        self._counts = msgspec.structs.replace(self._counts, **counts)

@@ -1,0 +1,25 @@
+"""What the adapter and vLLM's worker say to each other."""
+
+from __future__ import annotations
+
+import msgspec
+
+from qwengyre.engines.api import KVHandle
+from qwengyre.engines.wire import Failure
+from qwengyre.transfer.carriers import CarrierPlace
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What the adapter tells a worker once."""
+
+    model_dir: str
+    fingerprint: str
+    place: CarrierPlace
+
+
+class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
+    failure: Failure | None = None
+    handle: KVHandle | None = None
+    token_ids: bytes = b""
+    logprobs: list[float] = []
+    """Of the probe, under the weights just read, by a forward that shares nothing with vLLM."""

@@ -1,0 +1,204 @@
+"""What the adapter asks of vLLM's worker process, called by name through `AsyncLLM.collective_rpc`.
+
+Every method returns one msgpack `Reply`, so that errors keep their type on the way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+from qwengyre.core.errors import KVRefused, ModelRefused, QwenGyreError
+from qwengyre.engines.api import KVHandle
+from qwengyre.engines.model import expected_shapes, read_spec
+from qwengyre.engines.vllm.connector import GyreConnector
+from qwengyre.engines.vllm.messages import Reply, Setup
+from qwengyre.engines.vllm.probe import PROBE_TOKENS, reference_logprobs
+from qwengyre.engines.vllm.sampler import KeyedSampler
+from qwengyre.engines.wire import describe
+from qwengyre.transfer.api import Carrier, Exposure
+
+TOKENS = "token_ids"
+"""Region of exported KV that holds the tokens themselves."""
+KV_EPOCH = 0
+
+
+def replies(method: Callable[..., Reply]) -> Callable[..., bytes]:
+    @wraps(method)
+    def call(*arguments: object) -> bytes:
+        try:
+            reply = method(*arguments)
+        except QwenGyreError as error:
+            reply = Reply(failure=describe(error))
+        return msgspec.msgpack.encode(reply)
+
+    return call
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker class. `self.model_runner` and `self.device` are the worker's."""
+
+    @replies
+    def qg_setup(self, setup: bytes) -> Reply:
+        self.qg: Setup = msgspec.msgpack.decode(setup, type=Setup)
+        self.qg_spec = read_spec(Path(self.qg.model_dir))
+        self.qg_carrier: Carrier = self.qg.place.open()
+        self.qg_exports: dict[str, Exposure] = {}
+        self.qg_numbers = itertools.count()
+        self.model_runner.sampler = KeyedSampler(self.model_runner)
+        return Reply()
+
+    @replies
+    def qg_load(self, snapshot: bytes) -> Reply:
+        """Read a snapshot and put it in place of the weights; keys and values known so far are void."""
+        parameters = self.qg_carrier.read(msgspec.msgpack.decode(snapshot, type=Exposure))
+        for name, shape in expected_shapes(self.qg_spec).items():
+            if name not in parameters or tuple(parameters[name].shape) != shape:
+                raise ModelRefused(f"the snapshot lacks parameter {name!r} of shape {shape}")
+        self.model_runner.reload_weights(weights_iterator=_tensors(parameters))
+        refresh_heads(self.model_runner.get_model())
+        self._qg_forget()
+        return Reply(logprobs=reference_logprobs(self.qg_spec, parameters, PROBE_TOKENS))
+
+    @replies
+    def qg_export_kv(self, token_ids: bytes, version: int) -> Reply:
+        """Copy the blocks of the longest computed prefix to where others can read them."""
+        connector = _connector()
+        wanted = np.frombuffer(token_ids, np.int32)
+        blocks, num_tokens = connector.ledger.match(wanted)
+        if not num_tokens:
+            return Reply()
+        known = np.ascontiguousarray(wanted[:num_tokens])
+        shapes = {layer: _empty_like_blocks(cache, len(blocks)) for layer, cache in connector.caches.items()}
+        exposure = self.qg_carrier.reserve({TOKENS: known} | shapes, version=version, epoch=KV_EPOCH)
+        buffers = self.qg_carrier.buffers(exposure)
+        np.copyto(buffers[TOKENS], known)
+        for layer, cache in connector.caches.items():
+            index = torch.tensor(blocks, device=cache.device)
+            target = torch.from_numpy(buffers[layer]).view(cache.dtype).view(len(blocks), *cache.shape[1:])
+            if cache.device.type == "cpu":
+                torch.index_select(cache, 0, index, out=target)
+            else:
+                target.copy_(cache.index_select(0, index))
+        exposure = self.qg_carrier.republish(exposure, version=version)
+        handle_id = f"{exposure.location}/{next(self.qg_numbers)}"
+        self.qg_exports[handle_id] = exposure
+        return Reply(handle=KVHandle(handle_id, exposure, num_tokens, self.qg.fingerprint, version))
+
+    @replies
+    def qg_import_kv(self, handle: bytes) -> Reply:
+        """Read exported blocks; requests that name `handle.handle_id` find them. Returns the tokens."""
+        given = msgspec.msgpack.decode(handle, type=KVHandle)
+        connector = _connector()
+        num_blocks = -(-given.num_tokens // connector.block_size)
+        shapes = {layer: _empty_like_blocks(cache, num_blocks) for layer, cache in connector.caches.items()}
+        offered = {region.name: tuple(region.shape) for region in given.exposure.regions}
+        if offered != {TOKENS: (given.num_tokens,)} | {layer: array.shape for layer, array in shapes.items()}:
+            raise KVRefused(f"the blocks at {given.exposure.location} are not laid out as this engine's")
+        arrays = self.qg_carrier.read(given.exposure)
+        token_ids = arrays.pop(TOKENS)
+        connector.imports[given.handle_id] = {
+            layer: torch.from_numpy(arrays[layer]).view(cache.dtype).view(num_blocks, *cache.shape[1:])
+            for layer, cache in connector.caches.items()
+        }
+        return Reply(token_ids=token_ids.tobytes())
+
+    @replies
+    def qg_forget_imports(self, import_ids: list[str]) -> Reply:
+        for import_id in import_ids:
+            _connector().imports.pop(import_id, None)
+        return Reply()
+
+    @replies
+    def qg_release(self, handle_id: str) -> Reply:
+        if exposure := self.qg_exports.pop(handle_id, None):
+            self.qg_carrier.release(exposure)
+        return Reply()
+
+    @replies
+    def qg_offload(self) -> Reply:
+        """Give back weights and KV cache. On a GPU vLLM's sleep mode does it, on a CPU their storages shrink to nothing."""
+        self._qg_forget()
+        if self.device.type == "cpu":
+            for module in self.model_runner.get_model().modules():
+                if hasattr(module, "cpu_linear"):
+                    module.cpu_linear = None
+            self.qg_shrunk = _shrink_storages(self._qg_tensors())
+        else:
+            self.sleep(2)
+        return Reply()
+
+    @replies
+    def qg_wake(self) -> Reply:
+        """Take the memory again; `qg_load` must follow."""
+        if self.device.type == "cpu":
+            _restore_storages(self._qg_tensors(), self.qg_shrunk)
+        else:
+            self.wake_up()
+        return Reply()
+
+    @replies
+    def qg_close(self) -> Reply:
+        self.qg_carrier.close()
+        return Reply()
+
+    def _qg_forget(self) -> None:
+        connector = _connector()
+        connector.ledger.clear()
+        connector.imports.clear()
+
+    def _qg_tensors(self) -> list[torch.Tensor]:
+        return [parameter.data for parameter in self.model_runner.get_model().parameters()] + list(_connector().caches.values())
+
+
+def refresh_heads(model: torch.nn.Module) -> None:
+    """Prepare embeddings and heads again from their weights.
+
+    On a CPU vLLM keeps a packed copy of the head's matrix. Reloading renews those of the layers that it loaded; a head tied
+    to the embedding is loaded under the embedding's name, and its packed copy would stay as it was.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding):
+            module.quant_method.process_weights_after_loading(module)
+
+
+def _connector() -> GyreConnector:
+    connector = get_kv_transfer_group()
+    assert isinstance(connector, GyreConnector)
+    return connector
+
+
+def _tensors(parameters: dict[str, np.ndarray]) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, array in parameters.items():
+        yield name, torch.from_numpy(array)
+
+
+def _empty_like_blocks(cache: torch.Tensor, num_blocks: int) -> np.ndarray:
+    """Shape of `num_blocks` blocks as raw bytes; takes no memory."""
+    num_bytes = cache[0].numel() * cache.element_size()
+    return np.broadcast_to(np.zeros(1, np.uint8), (num_blocks, num_bytes))
+
+
+def _shrink_storages(tensors: list[torch.Tensor]) -> dict[int, int]:
+    """Free what lies behind these tensors, which stay what they are; return the bytes of each storage, by index."""
+    sizes = {}
+    for index, tensor in enumerate(tensors):
+        storage = tensor.untyped_storage()
+        if num_bytes := storage.nbytes():
+            sizes[index] = num_bytes
+            storage.resize_(0)
+    return sizes
+
+
+def _restore_storages(tensors: list[torch.Tensor], sizes: dict[int, int]) -> None:
+    for index, num_bytes in sizes.items():
+        tensors[index].untyped_storage().resize_(num_bytes)
