@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart setup test test-faults test-harnesses lint bubblewrap clean help
+.PHONY: quickstart quickstart-vllm setup setup-vllm test test-vllm test-faults test-harnesses lint bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -35,6 +35,21 @@ $(HARNESSES)/node/.installed:
 	  @qwen-code/qwen-code@0.24.4 opencode-ai@1.18.33 node@22
 	@touch $@
 
+VENV_VLLM := .venv-vllm
+setup-vllm: $(VENV_VLLM)/.installed bubblewrap  ## vLLM for a CPU (x86-64, Python 3.11) in an environment of its own, 3 GB: .venv-vllm.
+
+quickstart-vllm: setup-vllm  ## The quickstart with vLLM in every cell.
+	$(VENV_VLLM)/bin/qwengyre train recipes/quickstart-vllm.toml $(RUN_ARGS)
+
+test-vllm: setup-vllm  ## Slow: vLLM held to the contract of every engine, on this CPU.
+	$(VENV_VLLM)/bin/python -m pytest checks/test_vllm.py
+
+$(VENV_VLLM)/.installed: constraints-vllm.txt
+	$(PYTHON) -m venv $(VENV_VLLM)
+	$(VENV_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-vllm.txt
+	$(VENV_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
 lint: setup  ## Check style.
 	$(BIN)/python -m pip install --quiet -c constraints.txt ruff
 	$(BIN)/ruff check .
@@ -57,4 +72,4 @@ bubblewrap:
 	fi
 
 clean:  ## Remove the virtual environment and caches; runs stay.
-	rm -rf $(VENV) $(HARNESSES) .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) $(VENV_VLLM) $(HARNESSES) .pytest_cache .hypothesis .ruff_cache
