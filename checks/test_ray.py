@@ -40,14 +40,18 @@ def cluster() -> Iterator[Cluster]:
     made.shutdown()
 
 
+@pytest.fixture(scope="class")
+def one_node(request: pytest.FixtureRequest) -> Iterator[None]:
+    made = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 4})
+    made.wait_for_nodes()
+    request.cls.address = made.address
+    yield
+    made.shutdown()
+
+
+@pytest.mark.usefixtures("one_node")
 class TestRayLauncher(LauncherContract):
-    @pytest.fixture(autouse=True, scope="class")
-    def nodes(self) -> Iterator[None]:
-        made = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 4})
-        made.wait_for_nodes()
-        type(self).address = made.address
-        yield
-        made.shutdown()
+    address: str
 
     @asynccontextmanager
     async def opened(self, folder: Path) -> AsyncIterator[RayLauncher]:
@@ -74,6 +78,7 @@ def test_a_node_that_dies_is_told_and_its_cell_finds_room_elsewhere(cluster: Clu
         cluster.remove_node(victim, allow_graceful=False)
         assert "Ray lost it" in await asyncio.wait_for(lives[1].wait_end(), DEADLINE_S)
         await wait_gone(lives[1].address.pid)
+        lives[1].kill()
         with pytest.raises(NoRoom, match="cell-1: no node has 1 CPU free"):
             await launcher.launch("cell-1", spec_in(tmp_path, cell=1, epoch=1))
         cluster.add_node(**NODE)

@@ -20,7 +20,7 @@ from qwengyre.testing.engines import write_tiny_qwen3
 from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
 
 HARNESS = '''
-import json, os, sys, time, urllib.error, urllib.request
+import http.client, json, os, sys, time, urllib.request
 
 def ask(messages):
     """One call; a gateway that is being started again is asked again."""
@@ -31,7 +31,7 @@ def ask(messages):
         try:
             with urllib.request.urlopen(request, timeout=120) as answer:
                 return json.load(answer)["choices"][0]["message"]["content"] or ""
-        except (urllib.error.URLError, ConnectionError):
+        except (OSError, http.client.HTTPException):
             time.sleep(0.5)
     sys.exit("the gateway does not come back")
 

@@ -88,56 +88,57 @@ class RayLauncher:
         return self
 
     async def launch(self, name: str, spec: CellSpec) -> RayLife:
-        import ray
-        from ray.exceptions import RayActorError
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+        from ray.exceptions import RayError
 
+        log_path = self._logs / f"{name}.log"
         room = self._config.cell if spec.has_trainer else self._config.standalone
-        group = await self._reserve(name, room)
-        host = (
-            ray.remote(CellHost)
-            .options(
-                num_cpus=room.cpus,
-                num_gpus=room.gpus,
-                resources=room.resources or None,
-                max_restarts=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
-            )
-            .remote(str(self._logs), self._start_timeout_s)
-        )
+        try:
+            group = await self._reserve(name, spec, room)
+            host = self._host_in(group, room)
+        except RayError as error:
+            raise ProcessFailed(name, f"Ray does not place it: {error}", log_path) from error
         try:
             answer = host.launch.remote(name, msgspec.json.encode(spec))
             launched = msgspec.json.decode(await asyncio.wait_for(answer, 2 * self._start_timeout_s), type=Launched)
-        except RayActorError as error:
+            if isinstance(launched, NotServing):
+                raise ProcessFailed(name, launched.reason, log_path, tail=launched.log_tail)
+        except (RayError, TimeoutError) as error:
             self.end(host, group)
-            raise ProcessFailed(name, f"its node or its actor died: {error}", self._logs / f"{name}.log") from error
-        except TimeoutError:
-            self.end(host, group)
-            reason = f"its actor did not answer within {2 * self._start_timeout_s:g} s"
-            raise ProcessFailed(name, reason, self._logs / f"{name}.log") from None
-        except asyncio.CancelledError:
+            raise ProcessFailed(name, f"its node or its actor is gone: {error or 'no answer'}", log_path) from error
+        except (ProcessFailed, asyncio.CancelledError):
             self.end(host, group)
             raise
-        if isinstance(launched, NotServing):
-            self.end(host, group)
-            raise ProcessFailed(name, launched.reason, self._logs / f"{name}.log", tail=launched.log_tail)
         log.info(
             "cell_placed", extra={"cell": name, "epoch": spec.epoch, "node": launched.node, "host": launched.address.control}
         )
         return RayLife(launched, host, group, self)
 
-    async def _reserve(self, name: str, room: Room) -> PlacementGroup:
+    def _host_in(self, group: PlacementGroup, room: Room) -> ActorHandle:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        options = ray.remote(CellHost).options(
+            num_cpus=room.cpus,
+            num_gpus=room.gpus,
+            resources=room.resources or None,
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+        )
+        return options.remote(str(self._logs), self._start_timeout_s)
+
+    async def _reserve(self, name: str, spec: CellSpec, room: Room) -> PlacementGroup:
         """Raises NoRoom when no node has it within the start deadline; it names what the nodes have."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
-        group = await self._in_thread(lambda: placement_group([room.bundle()], strategy="STRICT_PACK", name=name))
+        label = f"{spec.segment_prefix}-{name}-{spec.epoch}"
+        group = await self._in_thread(lambda: placement_group([room.bundle()], strategy="STRICT_PACK", name=label))
         try:
             is_placed = await self._in_thread(lambda: group.wait(self._start_timeout_s))
         except asyncio.CancelledError:
-            remove_placement_group(group)
+            self._threads.submit(remove_placement_group, group)
             raise
         if not is_placed:
-            remove_placement_group(group)
+            await self._in_thread(lambda: remove_placement_group(group))
             raise NoRoom(
                 name, f"no node has {in_words(room.bundle())} free after {self._start_timeout_s:g} s. {await self._nodes()}"
             )
