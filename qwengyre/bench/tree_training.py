@@ -52,6 +52,7 @@ def tree_training(
     chunk_tokens: Annotated[int, typer.Option(help="Rows of one chunk of `chains-chunked`.")] = 2048,
     captures: Annotated[Path, typer.Option(help="Folder of recordings.")] = CAPTURES,
     only: Annotated[str, typer.Option(help="Run only the cases whose name contains this.")] = "",
+    methods: Annotated[str, typer.Option(help="Comma-separated; empty runs all. `flattened` always runs.")] = "",
 ) -> None:
     """Compare a tree row with its flattened paths: CPU time, peak memory, exactness."""
     torch.set_num_threads(1)
@@ -62,7 +63,7 @@ def tree_training(
     for case in cases(size, captures):
         if only not in case.name:
             continue
-        for line in run_case(case, repeats, chunk_tokens):
+        for line in run_case(Work(bench_model(), case, chunk_tokens), repeats, frozenset(filter(None, methods.split(",")))):
             found.append(line)
             say(
                 f"{line.case:36} {line.method:15} {line.ideal:6.3f} {line.ratio:6.3f} {line.ideal / line.ratio:8.1%}"
@@ -102,11 +103,10 @@ def bench_model() -> nn.Module:
     return model
 
 
-def run_case(case: Case, repeats: int, chunk_tokens: int) -> list[Line]:
-    """All methods on one case, interleaved."""
-    model = bench_model()
-    work = Work(model, case, chunk_tokens)
-    runs = work.methods()
+def run_case(work: Work, repeats: int, wanted: frozenset[str] = frozenset()) -> list[Line]:
+    """The wanted methods (none named: all) on one case, interleaved."""
+    model = work.model
+    runs = {name: run for name, run in work.methods().items() if not wanted or name in {"flattened", *wanted}}
     measured: dict[str, list[Measured]] = {name: [] for name in runs}
     logp: dict[str, Tensor] = {}
     gradient: dict[str, Tensor] = {}
@@ -115,6 +115,7 @@ def run_case(case: Case, repeats: int, chunk_tokens: int) -> list[Line]:
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             measured[name].append(measure(lambda run=run, name=name: logp.__setitem__(name, run())))
+            say(f"  {work.name}: {name} took {measured[name][-1].cpu_s:.1f} s")
             gradient[name] = torch.cat([p.grad.flatten() for p in model.parameters()])
     ideal = Cost.of(model.config).ideal(work.row)
     flattened = min(m.cpu_s for m in measured["flattened"])
@@ -125,7 +126,7 @@ def run_case(case: Case, repeats: int, chunk_tokens: int) -> list[Line]:
         logp_gap = float((logp[name] - logp["flattened"]).abs().max())
         share = 1.0 if name == "flattened" else ideal
         peak_mb = min(m.peak_mb for m in runs_of)
-        lines.append(Line(case.name, name, share, cpu_s / flattened, peak_mb, logp_gap, float(gap), cpu_s))
+        lines.append(Line(work.name, name, share, cpu_s / flattened, peak_mb, logp_gap, float(gap), cpu_s))
     return lines
 
 
@@ -133,7 +134,7 @@ class Work:
     """One case: each method returns the log-prob of every distinct token (O,) and leaves the gradient in `.grad`."""
 
     def __init__(self, model: nn.Module, case: Case, chunk_tokens: int):
-        self.model, self.paths = model, case.paths
+        self.model, self.name, self.paths = model, case.name, case.paths
         self.row = build_row(case.paths)
         token_row_O = np.flatnonzero(self.row.parent_R >= 0)
         self.token_row_O = token_row_O[np.argsort(self.row.parent_R[token_row_O], kind="stable")]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from qwengyre.bench.tree_training import run_case
+from qwengyre.bench.tree_training import Work, bench_model, run_case
 from qwengyre.bench.trees import Cost, shared_prompt, sharing_most, side_branches
 from qwengyre.trajectory.layout import build_row
 
@@ -12,7 +12,7 @@ from qwengyre.trajectory.layout import build_row
 @pytest.mark.parametrize("case", [sharing_most(3, 128), side_branches(96, 6, 8)], ids=lambda case: case.name)
 def test_every_method_computes_the_same(case):
     torch.set_num_threads(1)
-    lines = run_case(case, repeats=1, chunk_tokens=64)
+    lines = run_case(Work(bench_model(), case, chunk_tokens=64), repeats=1)
     assert {"flattened", "chains", "chains-chunked", "dense"} <= {line.method for line in lines}
     for line in lines:
         assert line.max_logp_gap <= 1e-5 and line.max_grad_gap <= 1e-5, line.method
