@@ -55,6 +55,9 @@ class HarnessApp:
         except QwenGyreError as error:
             status = 503 if isinstance(error, EngineUnavailable) else 500
             await self._refuse(send, status, dialect.error(status, str(error)))
+        except Exception:  # the outermost frame of a request: what it did not foresee is an answer in the dialect, too
+            log.exception("request_broke", extra={"path": rest})
+            await self._refuse(send, 500, dialect.error(500, "the gateway failed on this request; its log says why"))
 
     async def keep_alive(self, every_s: float) -> None:
         """Wake readers whose clients have heard nothing for `every_s`. Runs as long as the listener."""
@@ -81,9 +84,9 @@ class HarnessApp:
         if method != "POST":
             raise InvalidRequest(f"{method} is not allowed here: POST", status=405)
         body = await read_body(receive, headers, self._gateway.config)
-        request = asks_for.module.parse(body, execution.session.items)
+        request = _parse(asks_for, body, execution)
         if rest == COUNT_TOKENS:
-            await _respond(send, 200, asks_for.module.count(execution.session.count(request)))
+            await _respond(send, 200, asks_for.module.count(await self._gateway.count(execution, request)))
             return
         call, reader = await self._gateway.call(execution, request, headers)
         await self._answer(asks_for, request, call, reader, receive=receive, send=send)
@@ -203,6 +206,13 @@ async def _respond(send: Send, status: int, body: bytes) -> None:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _parse(dialect: Dialect, body: bytes, execution: Execution) -> ModelRequest:
+    try:
+        return dialect.module.parse(body, execution.session.items)
+    except RecursionError as error:
+        raise InvalidRequest("the request body is nested too deeply") from error
 
 
 def _answer_id(call: LiveCall) -> str:

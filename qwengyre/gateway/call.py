@@ -112,6 +112,10 @@ class LiveCall:
         self._known_at_source = 0
         self._cached = 0
         self._held_s = 0.0
+        self._held_since: float | None = None
+        """When the call was last without tokens for want of a server that works."""
+        self._tried = -1
+        """Generation of the route at the last start: while it stays, the same server is tried again only after a pause."""
 
     # --- for readers -----------------------------------------------------------------------------------------------------
 
@@ -195,9 +199,15 @@ class LiveCall:
                 self._finish("stop")
 
     async def _wait_for_server(self, route: Route) -> ServerId:
+        """The server to go to. Raises EngineUnavailable when the call has had none that works for `max_hold_s`."""
         since = self._wiring.now()
+        if self._held_since is None:
+            self._held_since = since
+        left_s = self._wiring.max_hold_s - (since - self._held_since)
         try:
-            async with asyncio.timeout(self._wiring.max_hold_s):
+            async with asyncio.timeout(left_s):
+                if route.generation == self._tried:
+                    await route.wait_changed(since=self._tried, at_most_s=RETRY_SAME_SERVER_S)
                 while route.server is None or self._wiring.engine(route.server) is None:
                     await route.wait_changed()
                 return route.server
@@ -213,7 +223,7 @@ class LiveCall:
             self._finish("length")
             return
         self._start(server)
-        generation = route.generation
+        self._tried = route.generation
         try:
             async for chunk in self._wiring.engine(server).generate(self._generate_request(room)):
                 await self._take(chunk)
@@ -223,8 +233,6 @@ class LiveCall:
             self._lost("its stream ended without an end")
         except (EngineUnavailable, OSError) as error:
             self._lost(str(error))
-        if self.state is CallState.HELD:
-            await route.wait_changed(since=generation, at_most_s=RETRY_SAME_SERVER_S)
 
     def _generate_request(self, room: int) -> GenerateRequest:
         asked, opened = self.tokens.asked, self._session.opened
@@ -257,6 +265,7 @@ class LiveCall:
             return
         if len(chunk.token_ids) != len(chunk.logprobs):
             raise TokenCountMismatch(self.tokens.id, num_tokens=len(chunk.token_ids), num_logprobs=len(chunk.logprobs))
+        self._held_since = None
         asked = self.tokens.asked
         sampled = Sampled(
             session=asked.session,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from qwengyre.core.errors import ConfigError, EngineError, JournalError
+from qwengyre.core.errors import ConfigError, ContextOverflow, JournalError
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import Engine
 from qwengyre.gateway.answer_log import AnswerLog, Reader
@@ -25,10 +25,13 @@ from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import GatewayStats
 from qwengyre.journal import Journal, read
 from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules
+from qwengyre.trajectory.match import Match
 
 log = logging.getLogger(__name__)
 CUT_DEADLINE_S = 10.0
 """How long the close of an execution waits for the last tokens of its running calls."""
+CONCURRENT_ENCODINGS = 2
+"""Threads that encode very long prompts beside the event loop."""
 KEPT_CLOSED = 32
 """Closed executions whose records stay in memory, should the answer to a close be lost."""
 
@@ -77,6 +80,7 @@ class Gateway:
         self._engines: dict[ServerId, Engine] = {}
         self._closed: dict[ExecutionId, Session] = {}
         self._num_sessions = 0
+        self._encoding = asyncio.Semaphore(CONCURRENT_ENCODINGS)
         self._tasks: asyncio.TaskGroup | None = None
         self._until = asyncio.Event()
         self.broken: JournalError | None = None
@@ -233,7 +237,7 @@ class Gateway:
         if len(execution.live) >= self.config.max_calls_per_execution:
             raise InvalidRequest("too many calls at once for this execution", status=429, code="too_many_calls")
         session = execution.session
-        placement = session.place(request)
+        placement = session.place(request, await self._match(session, request))
         asked = session.ask(request, placement, headers, self.now())
         self.journal(asked)
         self.stats.calls_started += 1
@@ -242,6 +246,22 @@ class Gateway:
         self.stats.rerendered += placement.is_rendered_anew
         live = self._start(execution, request, asked)
         return live, live.answer.attach()
+
+    async def count(self, execution: Execution, request: ModelRequest) -> int:
+        """Tokens of the prompt that this request would be, without asking it. Raises InvalidRequest."""
+        try:
+            return execution.session.count(request, await self._match(execution.session, request))
+        except ContextOverflow as error:
+            return error.num_tokens
+
+    async def _match(self, session: Session, request: ModelRequest) -> Match:
+        """Match a request; one that is very long is encoded beside the event loop before, so that other streams go on."""
+        matched = session.match(request)
+        if session.has_much_to_encode(request, matched):
+            async with self._encoding:
+                await asyncio.to_thread(session.encode_ahead, request, matched)
+            matched = session.match(request)
+        return matched
 
     def _start(self, execution: Execution, request: ModelRequest, asked: Asked) -> LiveCall:
         session = execution.session
@@ -268,7 +288,7 @@ class Gateway:
         """
         if not execution.live:
             return None
-        key = execution.session.index.match(execution.session.root(request), request.turns).key
+        key = execution.session.match(request).key
         live = next((call for call in reversed(execution.live.values()) if call.tokens.asked.key == key), None)
         if live is None:
             return None
@@ -372,7 +392,7 @@ class Gateway:
 async def _abort(engine: Engine, request_id: str) -> None:
     try:
         await engine.abort([request_id])
-    except (EngineError, OSError) as error:
+    except Exception as error:  # the outermost frame of its task: an abort that is lost must not end the gateway
         log.info("abort_not_delivered", extra={"request": request_id, "reason": str(error)})
 
 

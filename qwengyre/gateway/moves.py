@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from qwengyre.core.errors import EngineError, EngineUnavailable, KVRefused, TransferError
+from qwengyre.core.errors import EngineError, TransferError
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import Engine
 from qwengyre.gateway.call import LiveCall
@@ -47,13 +47,15 @@ async def move(gateway: Gateway, source: ServerId, moves: Mapping[ExecutionId, S
     count.calls = len(running)
     await _stop(engine, running)
     transfers = asyncio.Semaphore(CONCURRENT_TRANSFERS)
-    async with asyncio.TaskGroup() as tasks:
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for execution, to in leaving:
+                destination = gateway.engine(to) if to is not None else None
+                tasks.create_task(_carry(execution, running, engine, destination, transfers, count))
+    finally:  # whatever becomes of the KV, the calls go on
         for execution, to in leaving:
-            destination = gateway.engine(to) if to is not None else None
-            tasks.create_task(_carry(execution, running, engine, destination, transfers, count))
-    for execution, to in leaving:
-        if execution.route.server is None:
-            execution.route.set(to)
+            if execution.route.server is None:
+                execution.route.set(to)
     gateway.stats.tokens_moved += count.tokens
     return Moved(
         calls_moved=count.calls,
@@ -116,7 +118,7 @@ async def _carry_row(source: Engine, destination: Engine, row: bytes, count: _Co
             imported = await destination.import_kv(handle)
         finally:
             await source.release(handle.handle_id)
-    except (EngineUnavailable, KVRefused, TransferError, OSError) as error:
+    except (EngineError, TransferError, OSError) as error:
         log.info("kv_not_moved", extra={"reason": str(error), "num_tokens": len(row) // 4})
         return exported, 0
     count.contexts += 1

@@ -101,7 +101,12 @@ class Rendering:
         return Qwen3Parser(self._grammar, self.tokenizer.decode, parse_whole, new_tool_id, prefilled=prefilled)
 
     def parse_whole(self, token_ids: Sequence[int], prompt_tail: Sequence[int], tools: Sequence[dict]) -> Parsed:
-        parsed = self._renderer.parse_response(list(token_ids), tools=list(tools) or None, prompt_ids=list(prompt_tail))
+        """The whole answer as the renderer reads it; all of it as text where the renderer fails on what the policy wrote."""
+        try:
+            parsed = self._renderer.parse_response(list(token_ids), tools=list(tools) or None, prompt_ids=list(prompt_tail))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            ids = [token for token in token_ids if token not in self.stop_token_ids]
+            return Parsed(text=self.tokenizer.decode(ids).strip(), reasoning="", is_reasoning_open=False, blocks=())
         blocks = []
         for call in parsed.tool_calls:
             arguments = call.arguments if isinstance(call.arguments, str) else msgspec.json.encode(call.arguments or {}).decode()

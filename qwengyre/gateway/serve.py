@@ -7,16 +7,12 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import uvicorn
 
 from qwengyre.config.harness_rules import read_harness_rules
-from qwengyre.core.errors import ConfigError
 from qwengyre.engines.api import Engine
 from qwengyre.engines.remote import RemoteEngine
 from qwengyre.gateway.app import HarnessApp
@@ -25,11 +21,11 @@ from qwengyre.gateway.control import Connect, ControlApp
 from qwengyre.gateway.control_api import AddServer
 from qwengyre.gateway.gateway import Gateway, open_journal
 from qwengyre.gateway.keys import load_secret
+from qwengyre.gateway.listener import HttpServer, allow_open_files, tcp_listener, unix_listener
 from qwengyre.gateway.rendering import Rendering
 
 log = logging.getLogger(__name__)
 PARENT_POLL_S = 1.0
-MAX_HEAD_BYTES = 128 * 1024
 
 
 class Listening(msgspec.Struct, frozen=True):
@@ -67,17 +63,17 @@ class GatewayServer:
         sockets = []
         port = None
         if config.port is not None:
-            sockets.append(_tcp(config.host, config.port))
+            sockets.append(tcp_listener(config.host, config.port))
             port = sockets[-1].getsockname()[1]
         if config.harness_socket is not None:
-            sockets.append(_unix(config.harness_socket, 0o666))
-        control = _unix(config.control_socket, 0o600)
+            sockets.append(unix_listener(config.harness_socket, 0o666))
+        control = unix_listener(config.control_socket, 0o600)
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
         self._background = [
             tasks.create_task(self.gateway.serve(self.stop)),
             tasks.create_task(self._harness.keep_alive(config.gateway.keep_alive_s)),
         ]
-        self._servers = [_Server(self._harness, sockets), _Server(self._control, [control])]
+        self._servers = [HttpServer(self._harness, sockets), HttpServer(self._control, [control])]
         for server in self._servers:
             await server.begin()
             self._background.append(tasks.create_task(server.main_loop()))
@@ -107,46 +103,9 @@ class GatewayServer:
         self.stop.set()
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling: the process has one owner."""
-
-    def __init__(self, app: object, sockets: list[socket.socket]):
-        super().__init__(
-            uvicorn.Config(
-                app,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                http="h11",
-                ws="none",
-                loop="none",
-                proxy_headers=False,
-                server_header=False,
-                date_header=False,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-                timeout_keep_alive=600,
-                timeout_graceful_shutdown=1,
-                backlog=4096,
-            )
-        )
-        self._sockets = sockets
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def begin(self) -> None:
-        self.config.load()
-        self.lifespan = self.config.lifespan_class(self.config)
-        await self.startup(sockets=self._sockets)
-
-    async def end(self) -> None:
-        self.should_exit = True
-        await self.shutdown(sockets=self._sockets)
-
-
 async def serve(config: GatewayProcessConfig) -> None:
     """Run until SIGTERM, SIGINT, a shutdown order or the parent's end. Raises ConfigError, JournalError."""
+    allow_open_files()
     server = GatewayServer(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -162,40 +121,6 @@ async def serve(config: GatewayProcessConfig) -> None:
 
 def connect_engine(asked: AddServer) -> Engine:
     return RemoteEngine(asked.address, token=asked.token)
-
-
-def _tcp(host: str, port: int) -> socket.socket:
-    try:
-        listener = socket.create_server((host, port), backlog=4096)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "ports go from 0 to 65535"
-        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another or 0", key="port") from error
-    return listener
-
-
-def _unix(path: str, mode: int) -> socket.socket:
-    """Listen on a Unix socket; a file that a killed gateway left there is replaced, one in use is not."""
-    if _is_answered(path):
-        raise ConfigError(f"another process listens on {path}", key="control_socket")
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(path)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; is the path over 100 characters?") from error
-    os.chmod(path, mode)
-    listener.listen(4096)
-    return listener
-
-
-def _is_answered(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-    return True
 
 
 def _is_alive(pid: int) -> bool:

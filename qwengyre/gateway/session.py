@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -19,6 +20,8 @@ from qwengyre.gateway.rendering import How, Rendering
 from qwengyre.trajectory.match import Answer, ContextIndex, Match, ToolUse, Turn, digest
 from qwengyre.trajectory.records import BranchCause
 
+LARGE_CHARS = 200_000
+"""A text this long takes a tokenizer some 50 ms: too long for the streams of others to wait."""
 NO_TOOLS = digest(b"no tools")
 TOOL_ID_PREFIX: Mapping[str, str] = {"chat": "call_", "messages": "toolu_", "responses": "call_"}
 
@@ -53,20 +56,36 @@ class Session:
         """By which an answer is recognised where it comes back in a fresh context."""
         self._rendering, self._hints = rendering, hints
 
-    def root(self, request: ModelRequest) -> bytes:
-        return request.tools.digest or NO_TOOLS
+    def match(self, request: ModelRequest) -> Match:
+        return self.index.match(request.tools.digest or NO_TOOLS, request.turns)
 
-    def place(self, request: ModelRequest) -> Placement:
-        """Find the request's place and encode what is new in it. Raises ContextOverflow, InvalidRequest."""
-        matched = self.index.match(self.root(request), request.turns)
+    def place(self, request: ModelRequest, matched: Match) -> Placement:
+        """Give a matched request its place and encode what is new in it. Raises ContextOverflow, InvalidRequest."""
         placement = self._again(matched) if matched.earlier else self._anew(request, matched)
         if placement.num_prompt - placement.first_index >= self.opened.max_context_tokens:
             raise ContextOverflow(num_tokens=placement.num_prompt, max_tokens=self.opened.max_context_tokens)
         return placement
 
-    def count(self, request: ModelRequest) -> int:
+    def has_much_to_encode(self, request: ModelRequest, matched: Match) -> bool:
+        """Whether what is new in it is so long that its tokens should be made beside the event loop."""
+        return sum(map(len, _new_texts(request, matched))) >= LARGE_CHARS
+
+    def encode_ahead(self, request: ModelRequest, matched: Match) -> None:
+        """Encode a long request, in any thread: placing it then finds its texts encoded. Raises ContextOverflow, InvalidRequest.
+
+        What cannot fit is not encoded to its end; the number of tokens in the error is then an estimate.
+        """
+        most, texts = self.opened.max_context_tokens, _new_texts(request, matched)
+        num_tokens = num_chars = 0
+        for piece in (text[at : at + LARGE_CHARS] for text in texts for at in range(0, len(text), LARGE_CHARS)):
+            num_tokens += self._rendering.tokenizer.count(piece)
+            num_chars += len(piece)
+            if num_tokens > most + num_chars // LARGE_CHARS:
+                raise ContextOverflow(num_tokens=num_tokens * sum(map(len, texts)) // num_chars, max_tokens=most)
+        self._render(request)
+
+    def count(self, request: ModelRequest, matched: Match) -> int:
         """Tokens of the prompt that this request would be, without asking it."""
-        matched = self.index.match(self.root(request), request.turns)
         if matched.earlier:
             call = self.rows[self.rows.number(matched.earlier[0])]
             return call.num_prompt - call.asked.first_index
@@ -159,15 +178,13 @@ class Session:
 
     def _anew(self, request: ModelRequest, matched: Match) -> Placement:
         turns = [keyed.turn for keyed in request.turns]
-        try:
-            if matched.answer is not None:
+        if matched.answer is not None:
+            with _template_refusals():
                 base, base_tokens, new_T, cause, is_anew = self._behind(matched, turns, request)
-            else:
-                new_T, is_anew = self._rendering.render(turns, request.tools.specs), False
-                base, base_tokens, cause = self._beside(matched, turns, new_T)
-                new_T = new_T[base_tokens:]
-        except (ValueError, TypeError, LookupError) as error:
-            raise InvalidRequest(f"this model's chat template refuses the conversation: {error}") from error
+        else:
+            new_T, is_anew = self._render(request), False
+            base, base_tokens, cause = self._beside(matched, turns, new_T)
+            new_T = new_T[base_tokens:]
         return Placement(
             base=base,
             base_tokens=base_tokens,
@@ -178,6 +195,10 @@ class Session:
             first_index=0,
             is_rendered_anew=is_anew,
         )
+
+    def _render(self, request: ModelRequest) -> np.ndarray:
+        with _template_refusals():
+            return self._rendering.render([keyed.turn for keyed in request.turns], request.tools.specs)
 
     def _behind(
         self, matched: Match, turns: Sequence[Turn], request: ModelRequest
@@ -205,6 +226,19 @@ class Session:
         base = self.rows.number(matched.shares)
         shared = common_prefix(self.rows.row(base, self.rows[base].num_prompt), new_T)
         return base, shared, BranchCause.DIVERGES
+
+
+def _new_texts(request: ModelRequest, matched: Match) -> list[str]:
+    return [keyed.turn.text for keyed in request.turns[max(matched.num_turns, matched.num_shared) :]]
+
+
+@contextlib.contextmanager
+def _template_refusals() -> Iterator[None]:
+    """What a chat template raises is the client's to mend: it sent a conversation that this model cannot have."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise InvalidRequest(f"this model's chat template refuses the conversation: {error}") from error
 
 
 def common_prefix(a_T: np.ndarray, b_T: np.ndarray) -> int:

@@ -67,16 +67,15 @@ def digest(*parts: bytes) -> bytes:
 
 
 def canonical_json(text: str) -> bytes:
-    """Sorted keys, no spaces, 10000.0 as 10000; the text itself where it is no JSON.
+    """Sorted keys, no spaces, 10000.0 as 10000; the text itself where it is no JSON, or nested too deeply to be read.
 
     >>> canonical_json('{ "b": 10000.0, "a": "x" }')
     b'{"a":"x","b":10000}'
     """
     try:
-        value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return text.strip().encode()
-    return msgspec.json.encode(_plain(value), order="sorted")
+        return msgspec.json.encode(_plain(msgspec.json.decode(text)), order="sorted")
+    except (msgspec.DecodeError, RecursionError):
+        return text.strip().encode("utf-8", "surrogatepass")
 
 
 def _plain(value: object) -> object:

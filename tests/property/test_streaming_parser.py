@@ -30,14 +30,14 @@ def rendering(tmp_path_factory):
 
 def completions():
     """Completions made of what matters to the grammar, and raw bytes that are no text."""
-    piece = st.one_of(st.sampled_from(PIECES), st.integers(0, 255))
+    piece = st.one_of(st.sampled_from(PIECES), st.integers(0, 255), st.lists(st.integers(160, 255), min_size=9, max_size=30))
     return st.tuples(st.lists(piece, max_size=12), st.booleans())
 
 
 def encode(rendering: Rendering, pieces: list, stops: bool) -> list[int]:
     ids: list[int] = []
     for piece in pieces:
-        ids += [piece] if isinstance(piece, int) else rendering.tokenizer.encode(piece)
+        ids += rendering.tokenizer.encode(piece) if isinstance(piece, str) else [piece] if isinstance(piece, int) else piece
     return ids + (rendering.tokenizer.encode("<|im_end|>") if stops else [])
 
 
@@ -76,6 +76,13 @@ def test_stream_equals_parse_response(rendering, completion):
     assert [use.name for use in loadable] == [block.name for block in valid]
     for use, block in zip(loadable, valid, strict=True):
         assert _loads(use.arguments) == (json.loads(block.arguments or "{}"),)
+
+
+def test_bytes_that_are_no_text_do_not_wait_for_the_end(rendering):
+    broken = rendering.tokenizer.encode("\u00ff")[:1]
+    parser = rendering.parser(lambda index: f"call_{index}", [1], ())
+    shown = [sum(len(delta.text) for delta in parser.feed(broken)) for _ in range(200)]
+    assert sum(shown) >= 190 and max(shown) < 10
 
 
 def _loads(text: str) -> tuple | None:

@@ -50,6 +50,7 @@ class _Body(msgspec.Struct):
     max_completion_tokens: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
+    functions: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Function(msgspec.Struct):
@@ -92,6 +93,8 @@ def parse(body: bytes, cache: ItemCache) -> ModelRequest:
         raise InvalidRequest("messages must not be empty", param="messages")
     if asked.n not in (None, 1):
         raise InvalidRequest("n must be 1: ask once for every answer that you want", param="n")
+    if bytes(asked.functions) not in (b"null", b"[]"):
+        raise InvalidRequest("functions are not served: send them as tools", param="functions")
     items = [cache.get("chat message", raw, lambda raw: _parse_message(raw, cache)) for raw in asked.messages]
     turns = tuple(keyed for item in items for keyed in item.turns)
     tools = cache.get("chat tools", asked.tools, _parse_tools)

@@ -30,6 +30,8 @@ BILLING: Final = "x-anthropic-billing-header:"
 """Claude Code's first system block begins with it: for the server's eyes, different in every session."""
 SIGNATURE: Final = "qwengyre"
 """Clients send thinking back only with a signature."""
+RESULT_TEXTS: Final = {"text": "text", "tool_reference": "tool_name"}
+"""Where a part of a tool result has its text; a tool that is referred to stands in `tools`, so its name is enough."""
 STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
@@ -160,9 +162,10 @@ def _result_text(content: str | list[dict[str, Any]] | None) -> str:
         return content
     texts = []
     for part in content or ():
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+        text = part.get(RESULT_TEXTS.get(str(part.get("type")), ""))
+        if not isinstance(text, str):
             raise InvalidRequest(f"this model reads text only, not {part.get('type')!r} in a tool result", param="messages")
-        texts.append(part["text"])
+        texts.append(text)
     return join_texts(texts)
 
 
@@ -275,10 +278,9 @@ def body(request: ModelRequest, answer_id: str, turn: Turn, ending: Ending, *, c
 def _input(arguments: str) -> object:
     """The arguments as an object; text that is no JSON object under the name that Claude Code gives it."""
     try:
-        parsed = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+        return msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError):
         return {"__unparsedToolInput": arguments}
-    return parsed if isinstance(parsed, dict) else {"__unparsedToolInput": arguments}
 
 
 def count(num_tokens: int) -> bytes:

@@ -6,6 +6,7 @@ the digest of its bytes and not parsed again.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from qwengyre.trajectory.match import DIGEST_BYTES, KeyedTurn, ToolUse, Turn, di
 
 T = TypeVar("T")
 MAX_STOPS = 16
+MAX_CACHED_BYTES = 48 * 1024 * 1024
+"""Of one execution's messages; the longest body that is accepted fits by default."""
 
 
 class InvalidRequest(Exception):
@@ -61,20 +64,22 @@ class ModelRequest(msgspec.Struct, frozen=True):
 
 
 class ItemCache:
-    """Parsed messages of one execution by the digest of their bytes."""
+    """Parsed messages of one execution by the digest of their bytes; beyond `max_bytes` of them the oldest are forgotten."""
 
-    def __init__(self, issued: Mapping[str, ToolUse]):
+    def __init__(self, issued: Mapping[str, ToolUse], max_bytes: int = MAX_CACHED_BYTES):
         self.issued = issued
         """Tool calls that this execution was given by us, by id."""
-        self._parsed: dict[bytes, Any] = {}
+        self._parsed: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
+        self._max_bytes, self._num_bytes = max_bytes, 0
 
     def get(self, kind: str, raw: bytes, parse: Callable[[bytes], T]) -> T:
         """`kind` tells apart what the same bytes mean in other places and dialects."""
         key = blake2b(raw, digest_size=DIGEST_BYTES, key=kind.encode()).digest()
         found = self._parsed.get(key)
-        if found is None:
-            found = self._parsed[key] = parse(raw)
-        return found
+        if found is not None:
+            self._parsed.move_to_end(key)
+            return found[0]
+        return self._remember(key, parse(raw), memoryview(raw).nbytes)
 
     def keyed(self, turn: Turn) -> KeyedTurn:
         return key_turn(turn, self.issued)
@@ -83,9 +88,17 @@ class ItemCache:
         """As `get`, for a turn that several items make together."""
         key = digest(b"run", *(bytes(raw) for raw in raws))
         found = self._parsed.get(key)
-        if found is None:
-            found = self._parsed[key] = self.keyed(make())
-        return found
+        if found is not None:
+            self._parsed.move_to_end(key)
+            return found[0]
+        return self._remember(key, self.keyed(make()), sum(memoryview(raw).nbytes for raw in raws))
+
+    def _remember(self, key: bytes, parsed: T, num_bytes: int) -> T:
+        self._parsed[key] = parsed, num_bytes
+        self._num_bytes += num_bytes
+        while self._num_bytes > self._max_bytes:
+            self._num_bytes -= self._parsed.popitem(last=False)[1][1]
+        return parsed
 
 
 def decode(raw: bytes, form: type[T], what: str) -> T:

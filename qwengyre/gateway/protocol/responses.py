@@ -17,6 +17,10 @@ from qwengyre.trajectory.match import ToolUse, Turn
 FUNCTION = ToolKind()
 
 
+class _CustomArguments(msgspec.Struct):
+    input: str
+
+
 def usage(counted: Usage) -> dict:
     return {
         "input_tokens": counted.prompt,
@@ -83,11 +87,9 @@ def _call_item(item_id: str, use: ToolUse, kind: ToolKind, status: str) -> dict:
 def _custom_input(arguments: str) -> str:
     """What a custom tool gets: its one text argument, or everything that the model wrote."""
     try:
-        parsed = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+        return msgspec.json.decode(arguments, type=_CustomArguments).input
+    except (msgspec.MsgspecError, RecursionError):
         return arguments
-    text = parsed.get("input") if isinstance(parsed, dict) else None
-    return text if isinstance(text, str) else arguments
 
 
 class Stream:

@@ -8,11 +8,16 @@ Decode = Callable[[Sequence[int]], str]
 BROKEN = "\ufffd"
 
 
+CHARACTER_BYTES = 4
+"""Most bytes of one character, so most tokens that may wait for its last byte."""
+
+
 class Detokenizer:
     """Decodes a growing run of tokens; a character that is not whole yet waits for its last bytes.
 
-    Pieces end only behind a whole character, so their concatenation is the decoding of the whole run for every
-    tokenizer that decodes bytewise.
+    Pieces end only behind a whole character, or where none can become whole any more (a policy may write bytes that
+    are no text, for thousands of tokens), so their concatenation is the decoding of the whole run for every tokenizer
+    that decodes bytewise.
     """
 
     __slots__ = ("_decode", "_pending")
@@ -24,10 +29,25 @@ class Detokenizer:
     def push(self, token_ids: Sequence[int]) -> str:
         self._pending += token_ids
         text = self._decode(self._pending)
-        if text.endswith(BROKEN):
+        if not text.endswith(BROKEN):
+            self._pending.clear()
+            return text
+        if len(self._pending) < 2 * CHARACTER_BYTES:
             return ""
-        self._pending.clear()
-        return text
+        return self._push_whole(text)
+
+    def _push_whole(self, text: str) -> str:
+        """All of `text`, the decoding of what waits, but the last tokens that may still become a character."""
+        for keep in range(1, CHARACTER_BYTES):
+            whole, rest = self._decode(self._pending[:-keep]), self._decode(self._pending[-keep:])
+            if not whole.endswith(BROKEN) and whole + rest == text:
+                self._pending = self._pending[-keep:]
+                return whole
+        whole, rest = self._decode(self._pending[:-CHARACTER_BYTES]), self._decode(self._pending[-CHARACTER_BYTES:])
+        if whole + rest != text:
+            return ""
+        self._pending = self._pending[-CHARACTER_BYTES:]
+        return whole
 
     def flush(self) -> str:
         """What waits, whole or not: the run has ended."""

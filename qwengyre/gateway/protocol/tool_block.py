@@ -36,7 +36,7 @@ def read_block(body: str) -> WholeCall:
     head = _HEAD.match(body)
     try:
         parsed = json.loads(body)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, a number of thousands of digits, or nested too deeply
         name = _name_of(head) if head else None
         return WholeCall(name=name, arguments=body[head.end() :] if head else body, is_valid=False)
     name = parsed.get("name") if isinstance(parsed, dict) else None

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
-from qwengyre.core.errors import EngineUnavailable, JournalFull
+from qwengyre.core.errors import EngineError, EngineUnavailable, JournalFull
 from qwengyre.gateway.config import GatewayConfig
+from qwengyre.gateway.moves import move
 from qwengyre.testing.asgi_client import begin
 from qwengyre.testing.engines import ScriptedEngine
 
@@ -164,6 +165,58 @@ def test_engine_that_dies_in_mid_answer_is_not_noticed(bench):
             assert other.requests[0].sampling.first_index == 6
             session = await bench.gateway.close(execution.id)
             assert bench.text(session.rows.answer_ids(0)) == SAID
+
+    asyncio.run(scenario())
+
+
+class GoneEngine(ScriptedEngine):
+    """Is registered, and never answers."""
+
+    async def generate(self, request):
+        raise EngineUnavailable("nobody listens there")
+        yield
+
+
+def test_server_that_never_works_ends_the_call_at_the_deadline(bench):
+    async def scenario():
+        async with bench.running():
+            execution = await bench.open(engine=GoneEngine())
+            bench.gateway.max_hold_s = 50.0
+            exchange = ask(bench, execution, "/v1/chat/completions", stream=False)
+            while not exchange.is_done:
+                execution.route.touch()
+                await asyncio.sleep(0)
+            assert exchange.status == 503 and b"no server took this call within 50 s" in exchange.body
+
+    asyncio.run(scenario())
+
+
+class NoExport(ScriptedEngine):
+    """Cannot hand out its KV, whatever the reason."""
+
+    def __init__(self, script, reason: Exception):
+        super().__init__(script, max_context_tokens=9000, held=True)
+        self._reason_to_refuse = reason
+
+    async def export_kv(self, token_ids):
+        raise self._reason_to_refuse
+
+
+@pytest.mark.parametrize("reason", [EngineError("out of handles"), EngineUnavailable("gone"), RuntimeError("a bug")])
+def test_move_whose_kv_cannot_be_carried_still_moves_the_call(bench, reason):
+    async def scenario():
+        async with bench.running():
+            source = NoExport(lambda request: bench.ids(SAID), reason)
+            execution = await bench.open(engine=source)
+            other = ScriptedEngine(lambda request: bench.ids(SAID)[request.sampling.first_index :], max_context_tokens=9000)
+            await bench.gateway.set_server("cell-1", other)
+            exchange = ask(bench, execution, "/v1/chat/completions")
+            await source.grant("e000001-0/c0#1", 5)
+            await until(lambda: execution.live and has_shown(execution.live[0], 5))
+            moving = await asyncio.gather(move(bench.gateway, "cell-0", {execution.id: "cell-1"}), return_exceptions=True)
+            assert isinstance(moving[0], Exception) == isinstance(reason, RuntimeError)
+            await exchange.finish()
+            assert exchange.status == 200 and b"[DONE]" in exchange.body and b"error" not in exchange.body
 
     asyncio.run(scenario())
 

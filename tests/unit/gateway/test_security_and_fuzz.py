@@ -12,8 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.keys import derive, load_secret
+from qwengyre.gateway.protocol.request import ItemCache
 from qwengyre.testing.asgi_client import begin
+from qwengyre.testing.engines import ScriptedEngine, replies
 
 PATHS = ("/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses")
 LIST_OF = {"/v1/chat/completions": "messages", "/v1/messages": "messages", "/v1/responses": "input"}
@@ -82,6 +85,92 @@ def test_deep_nesting_and_cut_json(bench, path, body):
         assert is_error_of(path, refused.body)
 
     asyncio.run(scenario())
+
+
+DEEP = "[" * 1200 + "]" * 1200
+NESTED = '{"a":' * 900 + "1" + "}" * 900
+
+
+@pytest.mark.parametrize(
+    ("path", "item"),
+    [
+        (PATHS[0], {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": DEEP}}]}),
+        (PATHS[0], {"role": "assistant", "tool_calls": [{"id": "x", "function": {"name": "f", "arguments": NESTED}}]}),
+        (PATHS[1], {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": "NESTED"}]}),
+        (PATHS[3], {"type": "function_call", "call_id": "x", "name": "f", "arguments": DEEP}),
+        (PATHS[3], {"type": "custom_tool_call", "call_id": "x", "name": "f", "input": DEEP}),
+    ],
+)
+def test_deep_nesting_inside_a_tool_call_is_served_or_refused(bench, path, item):
+    async def scenario():
+        async with bench.running():
+            execution = await bench.open(engine=bench.says("fine<|im_end|>"))
+            body = json.dumps({LIST_OF[path]: [{"role": "user", "content": "a"}, item, {"role": "user", "content": "b"}]})
+            answer = await post(bench, path, body.replace('"NESTED"', NESTED).encode(), execution.keys.key)
+            assert answer.status == 200 or (answer.status == 400 and is_error_of(path, answer.body)), answer.body
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("value", [DEEP, NESTED, "9" * 5000, "NaN"], ids=["deep", "nested", "digits", "nan"])
+@pytest.mark.parametrize("path", [PATHS[0], PATHS[1], PATHS[3]])
+def test_policy_that_writes_json_which_nobody_reads_breaks_nothing(bench, path, value, stream):
+    """Deeper than a reader recurses, longer than a number may be: the call ends like any other, in every dialect."""
+
+    async def scenario():
+        async with bench.running():
+            arguments = f'{{"a": {value}}}'
+            said = [f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>' for name in ("f", "own")]
+            unusual = f'<tool_call>\n{{"arguments": {arguments}, "name": "g"}}\n</tool_call>'
+            answer = "\n".join((*said, unusual)) + "<|im_end|>"
+            execution = await bench.open(engine=bench.says(answer, tokens_per_chunk=5000))
+            own = {"type": "custom", "name": "own"} if path == PATHS[3] else {"name": "own"}
+            tools = {} if path == PATHS[0] else {"tools": [own]}
+            body = {LIST_OF[path]: [{"role": "user", "content": "a"}], "stream": stream, **tools}
+            heard = await post(bench, path, json.dumps(body).encode(), execution.keys.key)
+            assert heard.status == 200 and b"the gateway failed" not in heard.body
+            session = await bench.gateway.close(execution.id)
+            assert session.rows[0].ended.reason == "stop" and session.rows.answer_ids(0) == bench.ids(answer)
+
+    bench.gateway.config = GatewayConfig(max_context_tokens=100_000, max_tokens_per_call=100_000)
+    asyncio.run(scenario())
+
+
+def test_text_beyond_any_context_is_refused_without_encoding_it_all(bench):
+    async def scenario():
+        execution = await bench.open(max_context_tokens=4000)
+        body = json.dumps({"messages": [{"role": "user", "content": "word " * 1_000_000}]}).encode()
+        before = bench.rendering.tokenizer.num_encoded_tokens
+        refused = await post(bench, PATHS[1], body, execution.keys.key)
+        counted = await post(bench, PATHS[2], body, execution.keys.key)
+        assert refused.status == 400 and b"prompt is too long: 5000000 tokens > 4000 maximum" in refused.body
+        assert json.loads(counted.body) == {"input_tokens": 5_000_000}
+        assert bench.rendering.tokenizer.num_encoded_tokens == before
+
+    asyncio.run(scenario())
+
+
+def test_long_text_that_fits_is_answered(bench):
+    async def scenario():
+        async with bench.running():
+            engine = ScriptedEngine(replies([bench.ids("read<|im_end|>")]), max_context_tokens=1 << 20)
+            execution = await bench.open(engine=engine, max_context_tokens=90_000_000)
+            body = json.dumps({"messages": [{"role": "user", "content": "w" * 300_000}]}).encode()
+            answer = await post(bench, PATHS[0], body, execution.keys.key)
+            assert b"read" in answer.body and len(engine.requests[0].token_ids) > 4 * 300_000
+
+    bench.gateway.config = GatewayConfig(max_context_tokens=100_000_000)
+    asyncio.run(scenario())
+
+
+def test_memory_of_parsed_messages_is_bounded():
+    cache = ItemCache({}, max_bytes=1000)
+    for number in range(100):
+        assert cache.get("message", b"%099d" % number, int) == number
+    assert len(cache._parsed) == 10
+    assert cache.get("message", b"%099d" % 99, lambda raw: -1) == 99
+    assert cache.get("message", b"%099d" % 0, lambda raw: -1) == -1
 
 
 def test_large_bodies_are_refused_unread(bench):

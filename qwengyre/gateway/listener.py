@@ -1,0 +1,123 @@
+"""Listening sockets and the HTTP server on them: what a client can cost before its request is known."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from qwengyre.core.errors import ConfigError
+
+MAX_HEAD_BYTES = 128 * 1024
+HEAD_DEADLINE_S = 60.0
+"""Longest time between the first and the last byte of a request's head; then the connection is closed."""
+BACKLOG = 4096
+
+
+class PatientProtocol(H11Protocol):
+    """uvicorn's, for clients that are slow, but not for ever: a request whose head does not come to its end holds no socket."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        is_in_head = self.conn.their_state is h11.IDLE
+        if is_in_head and self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_DEADLINE_S, self.transport.close)
+        elif not is_in_head:
+            self._end_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_deadline()
+        super().connection_lost(exc)
+
+    def _end_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handling: the process has one owner. Connections are bounded in head, time and backlog."""
+
+    def __init__(self, app: object, sockets: list[socket.socket]):
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                http=PatientProtocol,
+                ws="none",
+                loop="none",
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                timeout_keep_alive=600,
+                timeout_graceful_shutdown=1,
+                backlog=BACKLOG,
+            )
+        )
+        self._sockets = sockets
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def begin(self) -> None:
+        self.config.load()
+        self.lifespan = self.config.lifespan_class(self.config)
+        await self.startup(sockets=self._sockets)
+
+    async def end(self) -> None:
+        self.should_exit = True
+        await self.shutdown(sockets=self._sockets)
+
+
+def allow_open_files() -> None:
+    """As many sockets as this user may have: the usual soft limit is below a thousand harnesses."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def tcp_listener(host: str, port: int) -> socket.socket:
+    try:
+        listener = socket.create_server((host, port), backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "ports go from 0 to 65535"
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another or 0", key="port") from error
+    return listener
+
+
+def unix_listener(path: str, mode: int) -> socket.socket:
+    """Listen on a Unix socket; a file that a killed gateway left there is replaced, one in use is not."""
+    if _is_answered(path):
+        raise ConfigError(f"another process listens on {path}", key="control_socket")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; is the path over 100 characters?") from error
+    os.chmod(path, mode)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _is_answered(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
