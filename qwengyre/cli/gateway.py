@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Annotated
 
 import httpx
+import msgspec
 import typer
 
-from qwengyre.core.errors import ConfigError
+from qwengyre.core.errors import ConfigError, EngineError, EngineUnavailable
 from qwengyre.core.ids import ExecutionId, ServerId
-from qwengyre.gateway.completions_engine import CompletionsEngine
+from qwengyre.gateway.completions_engine import CompletionsEngine, ServedModel, served_models
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
 from qwengyre.gateway.records import Opened
 from qwengyre.gateway.serve import GatewayServer
@@ -27,7 +28,7 @@ def gateway(
         str, typer.Option(help="Base URL of a completions server that knows token ids, such as http://host:8000/v1.")
     ],
     model: Annotated[Path, typer.Option(help="Folder with the model's tokenizer.json.")],
-    served_as: Annotated[str, typer.Option(help="The model's name at that server.")] = "",
+    served_as: Annotated[str, typer.Option(help="The model's name at that server, where it serves several.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for the records; `qwengyre inspect` and `export` read it.")] = Path(
         "gateway-run"
     ),
@@ -51,42 +52,71 @@ def gateway(
         secret_file=str(out / "secret"),
         control_socket=str(out / "control.sock"),
         port=port,
-        gateway=GatewayConfig(renderer={"name": renderer}, max_context_tokens=max_context_tokens),
+        gateway=GatewayConfig(
+            renderer={"name": renderer}, max_context_tokens=max_context_tokens, max_tokens_per_call=max_context_tokens
+        ),
     )
+    if not (model / "tokenizer.json").is_file():
+        raise ConfigError("there is no tokenizer.json in this folder", file=str(model), key="--model")
     if not engine.startswith(("http://", "https://")):
         raise ConfigError(f"{engine!r} is no URL: it begins with http:// or https://", key="--engine")
-    http = httpx.AsyncClient(
-        base_url=engine.rstrip("/") + "/",
-        headers={"authorization": f"Bearer {api_key}"},
-        timeout=httpx.Timeout(PATIENT_S, connect=10.0),
-        limits=httpx.Limits(max_connections=None),
-    )
-    client = CompletionsEngine(http, served_as or model.name, max_context_tokens=max_context_tokens)
-    names = execution or ["main"]
-    asyncio.run(serve_alone(config, client, names, temperature))
+    target = Target(url=engine.rstrip("/") + "/", key=api_key, served_as=served_as)
+    asyncio.run(serve_alone(config, target, execution or ["main"], temperature))
 
 
-async def serve_alone(config: GatewayProcessConfig, engine: CompletionsEngine, names: list[str], temperature: float) -> None:
+class Target(msgspec.Struct, frozen=True):
+    """The completions server."""
+
+    url: str
+    key: str
+    served_as: str = ""
+
+
+async def serve_alone(config: GatewayProcessConfig, target: Target, names: list[str], temperature: float) -> None:
     """Open the executions, route them to the one engine, and serve until a signal."""
     server = GatewayServer(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop.set)
-    async with server:
-        await server.gateway.set_server(SERVER, engine)
-        for name in names:
-            execution = await server.gateway.open(_opened(name, temperature, config))
-            execution.route.set(SERVER)
-            base = f"http://{config.host}:{server.listening.port}{execution.keys.path}"
-            typer.echo(
-                f"{name}: OPENAI_BASE_URL={base} ANTHROPIC_BASE_URL={base.removesuffix('/v1')} API_KEY={execution.keys.key}"
-            )
-        await server.stop.wait()
-    await engine.close()
+    limits = httpx.Limits(max_connections=None)
+    timeout = httpx.Timeout(PATIENT_S, connect=10.0)
+    headers = {"authorization": f"Bearer {target.key}"}
+    async with httpx.AsyncClient(base_url=target.url, headers=headers, timeout=timeout, limits=limits) as http:
+        served = await _served(http, target, config)
+        max_context_tokens = min(config.gateway.max_context_tokens, served.max_model_len or config.gateway.max_context_tokens)
+        engine = CompletionsEngine(http, served.id, max_context_tokens=max_context_tokens)
+        async with server:
+            await server.gateway.set_server(SERVER, engine)
+            for name in names:
+                execution = await server.gateway.open(_opened(name, temperature, max_context_tokens, served.id))
+                execution.route.set(SERVER)
+                base = f"http://{config.host}:{server.listening.port}{execution.keys.path}"
+                anthropic = base.removesuffix("/v1")
+                typer.echo(f"{name}: OPENAI_BASE_URL={base} ANTHROPIC_BASE_URL={anthropic} API_KEY={execution.keys.key}")
+            await server.stop.wait()
     typer.echo(f"records: {config.journal}")
 
 
-def _opened(name: str, temperature: float, config: GatewayProcessConfig) -> Opened:
+async def _served(http: httpx.AsyncClient, target: Target, config: GatewayProcessConfig) -> ServedModel:
+    """The model to ask for: the one named, else the one that the server has. Raises ConfigError when it does not have it."""
+    wanted = target.served_as or Path(config.model).name
+    try:
+        models = await served_models(http)
+    except EngineUnavailable as error:
+        typer.echo(f"{error}: calls are held until {wanted!r} is served there", err=True)
+        return ServedModel(wanted)
+    except EngineError as error:
+        raise ConfigError(str(error), key="--engine") from error
+    found = next((model for model in models if model.id == wanted), None)
+    if found is None and len(models) == 1 and not target.served_as:
+        found = models[0]
+    if found is None:
+        served = ", ".join(model.id for model in models) or "nothing"
+        raise ConfigError(f"{target.url} serves {served}, not {wanted!r}", key="--served-as")
+    return found
+
+
+def _opened(name: str, temperature: float, max_context_tokens: int, model: str) -> Opened:
     return Opened(
         session=-1,
         execution=ExecutionId(name),
@@ -94,7 +124,7 @@ def _opened(name: str, temperature: float, config: GatewayProcessConfig) -> Open
         seed=0,
         temperature=temperature,
         trainable=True,
-        max_context_tokens=config.gateway.max_context_tokens,
-        max_tokens_per_call=config.gateway.max_context_tokens,
-        model=Path(config.model).name,
+        max_context_tokens=max_context_tokens,
+        max_tokens_per_call=max_context_tokens,
+        model=model,
     )

@@ -5,8 +5,10 @@ It cannot hand out KV or versions: calls move by their tokens alone, and every t
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import httpx
 import msgspec
@@ -17,9 +19,15 @@ from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable
 from qwengyre.engines.api import Capabilities, Capacity, EngineStats, FinishReason, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.transfer.api import Exposure
 
+_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
+"""Any other end (`abort`, `error`) is an answer that is not whole: the call is held and asked again from its last token."""
+_PLAIN_SAMPLING: Final = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""From the whole distribution: a server would else take what the model's generation_config.json recommends."""
+_TOO_LONG: Final = re.compile(r"maximum context length (?:is|of) (\d+)")
+
 
 class _Logprobs(msgspec.Struct):
-    token_logprobs: list[float | None]
+    token_logprobs: list[float]
 
 
 class _Choice(msgspec.Struct):
@@ -28,13 +36,8 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Usage(msgspec.Struct):
-    prompt_tokens_details: dict[str, Any] | None = None
-
-
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: _Usage | None = None
     error: dict[str, Any] | None = None
 
 
@@ -44,8 +47,7 @@ class CompletionsEngine:
     def __init__(self, http: httpx.AsyncClient, model: str, *, max_context_tokens: int, version: int = 0):
         self._http, self._model = http, model
         self._max_context_tokens, self._version = max_context_tokens, version
-        self._aborted: set[str] = set()
-        self._streams: dict[str, httpx.Response] = {}
+        self._requests: dict[str, asyncio.Task[None]] = {}
         self._counts = {"tokens_generated": 0, "tokens_prefilled": 0}
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
@@ -53,39 +55,31 @@ class CompletionsEngine:
         if len(prompt) >= self._max_context_tokens:
             raise ContextOverflow(num_tokens=len(prompt), max_tokens=self._max_context_tokens)
         self._counts["tokens_prefilled"] += len(prompt)
-        has_ended = False
+        chunks: asyncio.Queue[TokenChunk | EngineError | None] = asyncio.Queue()
+        asking = asyncio.create_task(self._ask(request, prompt, chunks))
+        asking.add_done_callback(lambda _: chunks.put_nowait(None))
+        self._requests[request.request_id] = asking
         try:
-            async with self._http.stream("POST", "completions", json=self._body(request, prompt)) as response:
-                await _check(response)
-                self._streams[request.request_id] = response
-                async for line in response.aiter_lines():
-                    chunk = self._chunk(request.request_id, line)
-                    if chunk is None:
-                        continue
-                    has_ended = chunk.finish_reason is not None
-                    yield chunk
-                    if has_ended:
-                        return
-        except httpx.HTTPError as error:
-            if request.request_id not in self._aborted:
-                raise EngineUnavailable(f"{self._http.base_url}: {type(error).__name__} {error}") from error
+            while (item := await chunks.get()) is not None:
+                if isinstance(item, EngineError):
+                    raise item
+                yield item
+                if item.finish_reason is not None:
+                    return
+            if asking.cancelled():
+                yield TokenChunk(request.request_id, (), (), self._version, finish_reason="abort")
         finally:
-            self._streams.pop(request.request_id, None)
-            was_aborted = request.request_id in self._aborted
-            self._aborted.discard(request.request_id)
-        if was_aborted and not has_ended:
-            yield TokenChunk(request.request_id, (), (), self._version, finish_reason="abort")
+            del self._requests[request.request_id]
+            asking.cancel()
 
     async def abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
-            stream = self._streams.get(request_id)
-            if stream is not None:
-                self._aborted.add(request_id)
-                await stream.aclose()
+            if request_id in self._requests:
+                self._requests[request_id].cancel()
 
     async def pause(self, mode: Literal["keep", "abort"]) -> None:
         if mode == "abort":
-            await self.abort(list(self._streams))
+            await self.abort(list(self._requests))
 
     async def resume(self) -> None:
         return None
@@ -109,7 +103,7 @@ class CompletionsEngine:
         raise EngineError("a completions server cannot be restored from here")
 
     def capacity(self) -> Capacity:
-        return Capacity(running=len(self._streams), waiting=0, kv_blocks_free=0, kv_blocks_total=0, kv_bytes_total=0)
+        return Capacity(running=len(self._requests), waiting=0, kv_blocks_free=0, kv_blocks_total=0, kv_bytes_total=0)
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
@@ -141,7 +135,7 @@ class CompletionsEngine:
             "prompt": prompt.tolist(),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
-            "top_p": 1.0,
+            **_PLAIN_SAMPLING,
             "seed": (sampling.seed + sampling.first_index) % (1 << 31),
             "stop_token_ids": list(sampling.stop_token_ids),
             "logprobs": 0,
@@ -150,35 +144,71 @@ class CompletionsEngine:
             "stream": True,
         }
 
-    def _chunk(self, request_id: str, line: str) -> TokenChunk | None:
-        if not line.startswith("data:") or line.endswith("[DONE]"):
-            return None
-        event = msgspec.json.decode(line[5:], type=_Event)
+    async def _ask(self, request: GenerateRequest, prompt: np.ndarray, chunks: asyncio.Queue) -> None:
+        """Put what the server says into `chunks`, an error as the last of it. Cancelled by `abort`."""
+        try:
+            async with self._http.stream("POST", "completions", json=self._body(request, prompt)) as response:
+                await _check(response, len(prompt))
+                async for line in response.aiter_lines():
+                    if line.startswith("data:") and not line.endswith("[DONE]"):
+                        self._put(request.request_id, line[5:], chunks)
+        except httpx.HTTPError as error:
+            chunks.put_nowait(EngineUnavailable(f"{self._http.base_url}: {type(error).__name__} {error}"))
+        except msgspec.MsgspecError as error:
+            chunks.put_nowait(EngineError(f"{self._http.base_url} is no completions server: {error}"))
+        except EngineError as error:
+            chunks.put_nowait(error)
+
+    def _put(self, request_id: str, data: str, chunks: asyncio.Queue) -> None:
+        event = msgspec.json.decode(data, type=_Event)
         if event.error is not None:
             raise EngineError(f"{self._http.base_url}: {event.error.get('message', event.error)}")
         if not event.choices:
-            return None
+            return
         choice = event.choices[0]
         if choice.token_ids is None:
             raise EngineError(f"{self._http.base_url} gives no token ids: it must know return_token_ids, as vLLM does")
-        logprobs = choice.logprobs.token_logprobs if choice.logprobs else []
         self._counts["tokens_generated"] += len(choice.token_ids)
-        reason: FinishReason | None = None
-        if choice.finish_reason is not None:
-            reason = "length" if choice.finish_reason == "length" else "stop"
-        return TokenChunk(
+        chunk = TokenChunk(
             request_id=request_id,
             token_ids=tuple(choice.token_ids),
-            logprobs=tuple(logprob or 0.0 for logprob in logprobs),
+            logprobs=tuple(choice.logprobs.token_logprobs) if choice.logprobs else (),
             version=self._version,
-            finish_reason=reason,
+            finish_reason=None if choice.finish_reason is None else _REASONS.get(choice.finish_reason, "abort"),
         )
+        chunks.put_nowait(chunk)
 
 
-async def _check(response: httpx.Response) -> None:
+class ServedModel(msgspec.Struct, frozen=True):
+    """One entry of the server's `/models`."""
+
+    id: str
+    max_model_len: int | None = None
+    """vLLM's: longest prompt and answer together."""
+
+
+async def served_models(http: httpx.AsyncClient) -> tuple[ServedModel, ...]:
+    """What the server serves. Raises EngineUnavailable when nobody answers, EngineError for an answer of another kind."""
+    try:
+        response = await http.get("models")
+        await _check(response, 0)
+        return msgspec.json.decode(response.content, type=_Models).data
+    except httpx.HTTPError as error:
+        raise EngineUnavailable(f"{http.base_url}: {type(error).__name__} {error}") from error
+    except msgspec.MsgspecError as error:
+        raise EngineError(f"{http.base_url}models is no list of models: {error}") from error
+
+
+class _Models(msgspec.Struct):
+    data: tuple[ServedModel, ...]
+
+
+async def _check(response: httpx.Response, num_tokens: int) -> None:
     if response.status_code < 400:
         return
     text = (await response.aread()).decode(errors="replace")[:400]
+    if response.status_code == 400 and (found := _TOO_LONG.search(text)):
+        raise ContextOverflow(num_tokens=num_tokens, max_tokens=int(found[1]))
     if response.status_code in (429, 502, 503, 504):
         raise EngineUnavailable(f"{response.url}: {response.status_code} {text}")
     raise EngineError(f"{response.url}: {response.status_code} {text}")

@@ -15,9 +15,6 @@ import msgspec
 import openai
 import pytest
 
-from qwengyre.cli.run_records import recorded_executions
-from qwengyre.core.arrays import LOGPROB, pack, unpack
-from qwengyre.core.arrays import TOKEN as TOKEN_TYPE
 from qwengyre.engines.server import EngineServer
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
 from qwengyre.gateway.control_api import AddServer, ClosedExecution, OpenExecution
@@ -181,60 +178,5 @@ def test_killed_gateway_continues_from_the_last_token(tmp_path):
             await process.kill()
             await process.start()
             assert (await process.close("e1")) == closed
-
-    play(scenario)
-
-
-async def completions_server(said: str) -> tuple[asyncio.Server, list[dict]]:
-    """What vLLM's completions endpoint says with `return_token_ids`, a token an event."""
-    asked: list[dict] = []
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = next(int(line[15:]) for line in head.split("\r\n") if line.startswith("content-length:"))
-        asked.append(msgspec.json.decode(await reader.readexactly(length)))
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
-        tokens = ids(said)
-        for number, token in enumerate(tokens):
-            reason = "stop" if number == len(tokens) - 1 else None
-            choice = {"token_ids": [token], "logprobs": {"token_logprobs": [-0.25]}, "finish_reason": reason}
-            writer.write(b"data: " + msgspec.json.encode({"choices": [choice]}) + b"\n\n")
-        writer.write(b"data: [DONE]\n\n")
-        await writer.drain()
-        writer.close()
-
-    return await asyncio.start_server(answer, "127.0.0.1", 0), asked
-
-
-def test_stand_alone_in_front_of_a_completions_server(tmp_path):
-    async def scenario():
-        said = "<think>\nhm\n</think>\n\nHello<|im_end|>"
-        server, asked = await completions_server(said)
-        port = server.sockets[0].getsockname()[1]
-        model = write_byte_tokenizer(tmp_path / "model")
-        options = {
-            "engine": f"http://127.0.0.1:{port}/v1",
-            "model": model,
-            "out": tmp_path / "out",
-            "renderer": "qwen3",
-            "port": 0,
-        }
-        flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-        command = [str(Path(sys.executable).with_name("qwengyre")), "gateway", *flags, "--execution", "one"]
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-        line = (await process.stdout.readline()).decode().split()
-        assert line[0] == "one:", line
-        told = dict(part.split("=", 1) for part in line[1:])
-        client = openai.AsyncOpenAI(api_key=told["API_KEY"], base_url=told["OPENAI_BASE_URL"])
-        answer = await client.chat.completions.create(model="m", messages=[USER])
-        assert answer.choices[0].message.content == "Hello"
-        assert asked[0]["model"] == "model" and asked[0]["prompt"][-1] == ids("assistant\n")[-1]
-        process.send_signal(signal.SIGINT)
-        assert await process.wait() == 0
-        server.close()
-        recorded = next(iter(recorded_executions(tmp_path / "out" / "gateway.log")))
-        sampled = [event for event in recorded.rows.events() if isinstance(event, TokensSampled)]
-        assert b"".join(event.token_ids for event in sampled) == bytes(memoryview(pack(ids(said), TOKEN_TYPE)))
-        assert unpack(sampled[0].logprobs, LOGPROB).tolist() == [-0.25] * len(ids(said))
 
     play(scenario)

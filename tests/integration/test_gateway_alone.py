@@ -1,0 +1,120 @@
+"""`qwengyre gateway` in front of a completions server, without training: the real command, a real client, the real records."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from qwengyre.cli.run_records import recorded_executions
+from qwengyre.core.arrays import LOGPROB, TOKEN, unpack
+from qwengyre.testing.completions_server import CompletionsServer
+from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
+from qwengyre.trajectory.records import CallStarted, TokensSampled
+
+pytestmark = pytest.mark.integration
+DEADLINE_S = 300.0
+COMMAND = (sys.executable, "-c", "from qwengyre.cli.main import main; main()")
+USER = {"role": "user", "content": "hi"}
+
+
+def ids(text: str) -> list[int]:
+    return byte_tokenizer().encode(text).ids
+
+
+@contextlib.asynccontextmanager
+async def alone(folder: Path, server: CompletionsServer, *executions: str) -> AsyncIterator[dict[str, openai.AsyncOpenAI]]:
+    """The command, running: a client by execution."""
+    model = write_byte_tokenizer(folder / "model")
+    arguments = ["gateway", "--engine", server.url, "--model", str(model), "--out", str(folder / "records"), "--port", "0"]
+    for name in executions:
+        arguments += ["--execution", name]
+    process = await asyncio.create_subprocess_exec(*COMMAND, *arguments, "--renderer", "qwen3", stdout=asyncio.subprocess.PIPE)
+    clients = {}
+    for _ in executions:
+        line = (await process.stdout.readline()).decode()
+        name, base, key = re.fullmatch(r"(\S+): OPENAI_BASE_URL=(\S+) ANTHROPIC_BASE_URL=\S+ API_KEY=(\S+)\n", line).groups()
+        clients[name] = openai.AsyncOpenAI(base_url=base, api_key=key, max_retries=0)
+    try:
+        yield clients
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+
+
+def play(scenario) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await scenario()
+
+    asyncio.run(bounded())
+
+
+def test_harnesses_are_served_and_recorded_and_it_goes_on_after_a_stop(tmp_path):
+    async def scenario():
+        said = "<think>\nso\n</think>\n\nHello<|im_end|>"
+        async with CompletionsServer(lambda prompt: ids(said), model="served", max_model_len=500) as server:
+            async with alone(tmp_path, server, "one", "two") as clients:
+                first = await clients["one"].chat.completions.create(model="m", messages=[USER])
+                assert first.choices[0].message.content == "Hello"
+                with pytest.raises(openai.BadRequestError, match=r"prompt is too long: \d+ tokens > 500 maximum"):
+                    await clients["one"].chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 600}])
+            async with alone(tmp_path, server, "one") as again:
+                assert again["one"].api_key == clients["one"].api_key
+                history = [USER, {"role": "assistant", "content": "Hello"}, USER]
+                await again["one"].chat.completions.create(model="m", messages=history)
+            body = server.bodies[0]
+            assert (body["model"], body["return_token_ids"], body["top_k"], body["top_p"]) == ("served", True, -1, 1.0)
+            assert body["max_tokens"] == 500 - len(body["prompt"])
+        records = {recorded.opened.execution: recorded for recorded in recorded_executions(tmp_path / "records" / "gateway.log")}
+        events = records["one"].rows.events()
+        starts = [event for event in events if isinstance(event, CallStarted)]
+        sampled = [event for event in events if isinstance(event, TokensSampled)]
+        assert [start.base for start in starts] == [None, starts[0].call]
+        assert [unpack(event.token_ids, TOKEN).tolist() for event in sampled] == [ids(said)] * 2
+        assert unpack(sampled[0].logprobs, LOGPROB).tolist() == [-0.5 - at / 64 for at in range(len(ids(said)))]
+
+    play(scenario)
+
+
+def test_client_that_hangs_up_stops_the_server(tmp_path):
+    async def scenario():
+        server = CompletionsServer(lambda prompt: ids("one two<|im_end|>"), held=True)
+        async with server, alone(tmp_path, server, "main") as clients:
+            completions = clients["main"].chat.completions
+            stream = await completions.create(model="m", messages=[USER], stream=True)
+            async for chunk in stream:
+                if chunk.choices[0].delta.content:
+                    break
+            await stream.close()
+            while not server.num_left:
+                await asyncio.sleep(0.01)
+            server.go.set()
+            answer = await completions.create(model="m", messages=[USER])
+            # the token that was made stays, and the scripted server says the whole answer behind it
+            assert answer.choices[0].message.content == "o" + "one two"
+
+    play(scenario)
+
+
+def test_model_that_the_server_does_not_have_is_said(tmp_path):
+    async def scenario():
+        async with CompletionsServer(lambda prompt: [], model="served") as server:
+            model = write_byte_tokenizer(tmp_path / "model")
+            arguments = ["gateway", "--engine", server.url, "--model", str(model), "--served-as", "other"]
+            process = await asyncio.create_subprocess_exec(
+                *COMMAND, *arguments, "--out", str(tmp_path / "out"), stderr=asyncio.subprocess.PIPE
+            )
+            _, error = await process.communicate()
+            assert process.returncode == 2
+            assert b"serves served, not 'other'" in b" ".join(error.split()) and b"--served-as" in error
+
+    play(scenario)
