@@ -18,9 +18,11 @@ from qwengyre.gateway.gateway import Execution, Gateway, open_journal
 from qwengyre.gateway.records import Opened
 from qwengyre.gateway.rendering import Rendering
 from qwengyre.testing.asgi_client import Exchange, begin
+from qwengyre.testing.capture_variations import Vary
 from qwengyre.testing.engines import ScriptedEngine
 
 CALL_PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
+TOKENS_PER_CHUNK = 7
 
 
 class Said(msgspec.Struct):
@@ -112,16 +114,21 @@ def with_words_of_history(rows: list[dict[str, Any]]) -> dict[int, Said]:
 class Replay:
     """One capture on its way through one gateway."""
 
-    def __init__(self, capture: Path, rendering: Rendering, folder: Path, *, stream: bool | None = None):
+    def __init__(
+        self, capture: Path, rendering: Rendering, folder: Path, *, stream: bool | None = None, vary: Vary | None = None
+    ):
         self.rows = [row for row in load(capture) if row["path"] in CALL_PATHS]
         self.answers = with_words_of_history(self.rows)
+        if vary is not None:
+            self.rows = vary(self.rows)
+            self.answers |= {row["seq"]: self.answers[row["of"]] for row in self.rows if "of" in row}
         self.stream = stream
         config = GatewayConfig(max_context_tokens=1 << 20, max_tokens_per_call=1 << 16)
         self.rendering = rendering
         self._journal = open_journal(folder / "journal", config)
         self.gateway = Gateway(config, rendering, self._journal, b"s" * 32, lambda: 1.0)
         self.app = HarnessApp(self.gateway)
-        self.engine = ScriptedEngine(self._script, max_context_tokens=1 << 20, tokens_per_chunk=7, held=True)
+        self.engine = ScriptedEngine(self._script, max_context_tokens=1 << 20, tokens_per_chunk=TOKENS_PER_CHUNK, held=True)
         self.calls: dict[int, int] = {}
         """Number of a call of the gateway by seq of its request."""
         self.bodies: dict[int, bytes] = {}
@@ -176,8 +183,10 @@ class Replay:
             assert exchange.status == 200, exchange.body
             self.bodies[row["seq"]] = exchange.body
         elif fault["kind"] == "disconnect":
-            await self.engine.grant(f"{call.id}#1", num_tokens // 2)
-            await exchange.wait_until(lambda got: got.num_events >= fault["after_events"])
+            half = num_tokens // 2 // TOKENS_PER_CHUNK * TOKENS_PER_CHUNK
+            await self.engine.grant(f"{call.id}#1", half)
+            while call.num_sampled < half:
+                await asyncio.sleep(0)
             await exchange.hang_up()
         else:
             await exchange.hang_up()

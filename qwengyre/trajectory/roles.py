@@ -104,11 +104,11 @@ def _main_system(calls: Calls, kinds: Mapping[CallId, str]) -> str | None:
 
 
 def _extended(calls: Calls) -> set[CallId]:
-    """Calls whose answer another call's context goes on from."""
+    """Calls whose answer another call's context goes on from; a retry that only takes up where a cut answer broke off does not."""
     extended: set[CallId] = set()
     for call in calls.values():
         base = calls.get(call.started.base)
-        if base is not None and call.base_tokens > base.base_tokens + base.num_context:
+        if base is not None and call.num_context and call.base_tokens > base.base_tokens + base.num_context:
             extended.add(base.call)
     return extended
 

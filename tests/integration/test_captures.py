@@ -9,10 +9,13 @@ import pytest
 
 from qwengyre.gateway.rendering import Rendering
 from qwengyre.testing.capture_replay import Replay
+from qwengyre.testing.capture_variations import asked_twice, bare, cut_before, rewritten
 from qwengyre.testing.tokenizers import write_byte_tokenizer
 from qwengyre.trajectory.roles import assign_roles
 from qwengyre.trajectory.tree import TrajectoryTree
 
+TOLD_IN_HEADERS = ("codex--basic", "codex--compact", "opencode--basic")
+"""Here nothing but a header tells a sub-agent or a summary from the main agent."""
 CAPTURES = sorted((Path(__file__).parent.parent / "captures").glob("*.jsonl.gz"))
 
 
@@ -40,9 +43,7 @@ def test_labels_and_tokens(capture, replay):
     """Every label is reproduced; every token that the engine made is sampled in the tree once, none that it did not."""
     played, tree = replay(capture)
     rows = played.execution.session.rows
-    roles = assign_roles(tree.calls)
-    told = {row["seq"]: row["label"].partition(":")[0] for row in played.rows if row["seq"] in played.calls}
-    assert {seq: roles[rows[number].id].value for seq, number in played.calls.items()} == told
+    assert labels(played, tree) == told_labels(played)
 
     for seq, number in played.calls.items():
         whole = list(played.rendering.tokenizer.encode(played.answers[seq].sampled()))
@@ -54,12 +55,41 @@ def test_labels_and_tokens(capture, replay):
     assert sampled == played.engine.stats().tokens_generated == sum(call.num_sampled for call in rows)
 
 
+@pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.name.partition(".")[0])
+def test_another_way_to_write_the_same_gives_the_same_tree(capture, replay):
+    _, plain = replay(capture, "plain")
+    played, varied = replay(capture, "varied", vary=rewritten(1))
+    assert contents(varied) == contents(plain)
+    assert labels(played, varied) == told_labels(played)
+
+
+@pytest.mark.parametrize("vary", [bare, cut_before, asked_twice])
+@pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.name.partition(".")[0])
+def test_labels_hold_without_headers_and_through_cuts_and_lost_answers(capture, vary, replay):
+    played, tree = replay(capture, vary=vary)
+    if vary is not bare or capture.name.partition(".")[0] not in TOLD_IN_HEADERS:
+        assert labels(played, tree) == told_labels(played)
+    sampled = sum(span.num_tokens for node in tree.nodes for span in node.spans if span.is_sampled)
+    assert sampled == played.engine.stats().tokens_generated
+    if vary is cut_before:
+        assert played.gateway.stats.calls_joined > 0
+
+
 @pytest.mark.parametrize("name", ["claude--basic", "codex--basic", "qwen--basic", "opencode--basic"])
 def test_whole_answers_give_the_records_of_streams(name, replay):
     capture = next(path for path in CAPTURES if path.name.startswith(name))
     _, streamed = replay(capture, "streamed", stream=True)
     _, whole = replay(capture, "whole", stream=False)
     assert contents(streamed) == contents(whole)
+
+
+def labels(played: Replay, tree: TrajectoryTree) -> dict[float, str]:
+    roles = assign_roles(tree.calls)
+    return {seq: roles[played.execution.session.rows[number].id].value for seq, number in played.calls.items()}
+
+
+def told_labels(played: Replay) -> dict[float, str]:
+    return {row["seq"]: row["label"].partition(":")[0] for row in played.rows if row["seq"] in played.calls}
 
 
 def contents(tree: TrajectoryTree) -> list:
