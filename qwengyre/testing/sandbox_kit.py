@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import select
 import sys
 import textwrap
 from collections.abc import Awaitable, Callable
@@ -20,6 +23,10 @@ from qwengyre.sandbox.task import Task, load_task
 
 PROBE = "qwengyre_probe_harness"
 SECRET = "key-3f9a1c-of-this-execution"
+STARTS = ("cold", "warm")
+HELLO = "open('hello', 'w').write('x')"
+WAIT = "import os, urllib.request\nurllib.request.urlopen(os.environ['OPENAI_BASE_URL'] + '/wait')\n"
+"""Python for the probe that goes on once the test says so: see `Kit.waiting` and `Kit.go`."""
 SCORE_HELLO = 'if [ -f hello ]; then echo 0.75 > "$VERIFIER_DIR/reward.txt"; else echo 0 > "$VERIFIER_DIR/reward.txt"; fi\n'
 
 
@@ -38,6 +45,8 @@ class Kit:
         probe = "import os, sys\nif __name__ == '__main__':\n    exec(sys.argv[1])\n    sys.stdout.flush()\n"
         (self.modules / f"{PROBE}.py").write_text(probe)
         self.requests: list[bytes] = []
+        self.waiting, self.go = asyncio.Event(), asyncio.Event()
+        """A harness has come to `WAIT`; it may go on."""
 
     def task(self, instruction: str, test_sh: str = SCORE_HELLO, *, toml: str = "", files: dict[str, str] | None = None) -> Task:
         folder = self.folder / "tasks" / "hello"
@@ -86,6 +95,9 @@ class Kit:
                 (int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")), 0
             )
             body = await reader.readexactly(length)
+            if b"/wait " in head.partition(b"\r\n")[0]:
+                self.waiting.set()
+                await self.go.wait()
             writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
             await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -122,7 +134,21 @@ def calls(number: int) -> Callable[[], Awaitable[int]]:
 
 def processes_with(marker: str) -> list[str]:
     """Command lines of this machine's processes that hold `marker`, this process aside."""
-    found = []
+    return list(_processes_with(marker).values())
+
+
+def wait_for_the_end_of(marker: str) -> None:
+    """Return once no process has `marker` in its command line any more."""
+    while pids := list(_processes_with(marker)):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                fd = os.pidfd_open(pid)
+                select.select([fd], [], [])
+                os.close(fd)
+
+
+def _processes_with(marker: str) -> dict[int, str]:
+    found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
@@ -130,7 +156,7 @@ def processes_with(marker: str) -> list[str]:
             except OSError:
                 continue
             if marker in line and "pytest" not in line:
-                found.append(line)
+                found[int(folder.name)] = line
     return found
 
 

@@ -1,0 +1,80 @@
+"""What is refused before anything is dispatched, with what to change."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from qwengyre.core.errors import ConfigError, SandboxError
+from qwengyre.sandbox.launcher import Launcher
+from qwengyre.sandbox.preflight import check_harness
+from qwengyre.testing.sandbox_kit import HELLO
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_socket_beside_others_is_refused(kit):
+    async def use(launcher: Launcher):
+        (Path(launcher.gateway.socket).parent / "control.sock").touch()
+        Launcher(launcher.config, launcher.gateway, work=kit.folder / "work2", failed=kit.folder / "failed2")
+
+    with pytest.raises(SandboxError, match=r"also holds control\.sock"):
+        asyncio.run(kit.with_launcher(kit.config(), use))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("import nowhere_to_be_found", "nowhere_to_be_found"),
+        ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "2 threads"),
+    ],
+)
+def test_a_module_that_cannot_be_forked_is_refused_before_any_dispatch(kit, text, reason):
+    (kit.modules / "bad_module.py").write_text(text)
+    config = kit.config("warm", warm_modules=("bad_module",))
+    with pytest.raises(SandboxError, match=reason):
+        kit.run(kit.task(HELLO), config)
+
+
+def test_a_harness_that_cannot_be_started_here_is_refused(kit, monkeypatch, tmp_path):
+    hidden = tmp_path / "agent"
+    hidden.write_text("#!/bin/sh\n")
+    hidden.chmod(0o755)
+    for command, reason in ((("no-such-agent",), "does not exist"), ((str(hidden),), "not in the sandbox")):
+        with pytest.raises(ConfigError, match=reason):
+            check_harness(msgspec.structs.replace(kit.config(), command=command))
+    check_harness(msgspec.structs.replace(kit.config(), command=(str(hidden),), readable=(str(tmp_path),)))
+    hidden.chmod(0o644)
+    script = tmp_path / "agent.py"
+    script.touch()
+    for command, reason in (
+        ((str(hidden),), "may not be executed: chmod"),
+        ((str(tmp_path),), "is a folder"),
+        (("python3", str(script), "{instruction}"), r"agent\.py is not in the sandbox: add it"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            check_harness(msgspec.structs.replace(kit.config(), command=command))
+    check_harness(msgspec.structs.replace(kit.config(), command=("python3", str(script)), readable=(str(script),)))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"in its own workspace, where agent.py is not: write {script}"):
+        check_harness(msgspec.structs.replace(kit.config(), command=("python3", "agent.py")))
+    hidden.chmod(0o755)
+    hidden.write_text("#! /opt/no/such/python3 -x\n")
+    with pytest.raises(ConfigError, match=r"is run by /opt/no/such/python3, which is not in the sandbox"):
+        check_harness(msgspec.structs.replace(kit.config(), command=(str(hidden),), readable=(str(tmp_path),)))
+    with pytest.raises(ConfigError, match="does not exist"):
+        check_harness(kit.config(readable=("/no/such/folder",)))
+    with pytest.raises(SandboxError, match="not installed in this environment"):
+        check_harness(msgspec.structs.replace(kit.config(), command=("python3", "-m", "no_such_module")))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(SandboxError, match="apt install bubblewrap"):
+        check_harness(kit.config())
+    check_harness(msgspec.structs.replace(kit.config(isolation="none"), command=("bash",)))
+
+
+def test_a_readable_folder_that_shows_other_workspaces_is_refused(kit):
+    with pytest.raises(SandboxError, match=r"harness\.readable"):
+        kit.run(kit.task(HELLO), kit.config(readable=(str(kit.folder),)))
