@@ -10,6 +10,7 @@ import numpy as np
 
 from qwengyre.core.errors import EngineError
 from qwengyre.engines.api import FinishReason, GenerateRequest, TokenChunk
+from qwengyre.engines.vllm.imports import NamedImport
 
 if TYPE_CHECKING:
     from vllm.outputs import WeightVersionSpan
@@ -25,7 +26,7 @@ class VLLMCall:
         self.num_tokens = 0
         self.cached = 0
         self.finish_reason: FinishReason | None = None
-        self.import_id: str | None = None
+        self.named_import: NamedImport | None = None
         """What vLLM puts into this call's blocks before it starts."""
         self.is_aborted = False
         self.spans: Sequence[WeightVersionSpan] | None = None

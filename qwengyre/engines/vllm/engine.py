@@ -14,7 +14,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -59,7 +59,7 @@ class VLLMEngine:
         self._exclusive = asyncio.Lock()
         """Held by operations that must not overlap: setup, publishes, offload, restore."""
         self._calls: dict[str, VLLMCall] = {}
-        self._pumps: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._imports = Imports(launch.kv_bytes(config, self.spec) // 4)
         self._pins: dict[str, asyncio.TimerHandle] = {}
         self._numbers = itertools.count()
@@ -79,8 +79,8 @@ class VLLMEngine:
                     await self.import_kv(request.kv)
             self._need_memory()
             pump = asyncio.create_task(self._pump(call), name=call.name)
-            self._pumps.add(pump)
-            pump.add_done_callback(self._pumps.discard)
+            self._tasks.add(pump)
+            pump.add_done_callback(self._tasks.discard)
             while not finished:
                 chunk = await call.chunks.get()
                 if isinstance(chunk, EngineError):
@@ -136,9 +136,7 @@ class VLLMEngine:
         if self._imports.has(handle.handle_id):
             return handle.num_tokens
         reply = await self._ask("qg_import_kv", msgspec.msgpack.encode(handle))
-        surplus = self._imports.add(handle, np.frombuffer(reply.token_ids, np.int32))
-        if surplus:
-            await self._ask("qg_forget_imports", surplus)
+        self._forget_imports(self._imports.add(handle, np.frombuffer(reply.token_ids, np.int32)))
         self._count(tokens_imported=handle.num_tokens)
         return handle.num_tokens
 
@@ -201,7 +199,7 @@ class VLLMEngine:
         self._fail("the engine is closed")
         for timer in self._pins.values():
             timer.cancel()
-        for task in [*self._pumps, *filter(None, [self._llm.output_handler])]:
+        for task in [*self._tasks, *filter(None, [self._llm.output_handler])]:
             task.cancel()
         await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_DEADLINE_S)
 
@@ -239,10 +237,9 @@ class VLLMEngine:
         """Take what vLLM makes for one call."""
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-        named = self._imports.longest(call.prompt[:-1])
-        call.import_id = named["import_id"] if named else None
+        call.named_import = self._imports.name_longest(call.prompt[:-1])
         room = self.config.max_context_tokens - len(call.prompt)
-        params = sampling_params(call.request.sampling, room, named)
+        params = sampling_params(call.request.sampling, room, call.named_import)
         try:
             async for output in self._llm.generate({"prompt_token_ids": call.prompt.tolist()}, params, call.name):
                 await self._take(call, output)
@@ -250,11 +247,14 @@ class VLLMEngine:
             self._fail(f"vLLM's process is gone: {error}")
         except ValueError as error:
             call.fail(EngineError(f"vLLM refuses the call: {error}"))
+        finally:
+            if call.named_import is not None and self._failure is None:
+                self._forget_imports(self._imports.given_up(call.named_import))
 
     async def _take(self, call: VLLMCall, output: RequestOutput) -> None:
         made = output.outputs[0]
         if not call.num_tokens and made.token_ids:
-            await self._started(call, output.num_cached_tokens or 0)
+            self._started(call, output.num_cached_tokens or 0)
         call.add(made.token_ids, [of[token].logprob for of, token in zip(made.logprobs or (), made.token_ids, strict=True)])
         self._count(tokens_generated=len(made.token_ids))
         call.finish_reason, call.spans = made.finish_reason, made.weight_versions
@@ -263,11 +263,27 @@ class VLLMEngine:
         elif call.is_aborted:
             await self._llm.abort(call.name)  # the abort came before vLLM knew the call
 
-    async def _started(self, call: VLLMCall, num_cached: int) -> None:
+    def _started(self, call: VLLMCall, num_cached: int) -> None:
         call.cached = num_cached
         self._count(tokens_cached=num_cached, tokens_prefilled=len(call.prompt) - num_cached)
-        if call.import_id is not None and self._imports.drop(call.import_id):
-            await self._ask("qg_forget_imports", [call.import_id])
+        if call.named_import is not None:
+            named, call.named_import = call.named_import, None
+            self._forget_imports(self._imports.started(named))
+
+    def _forget_imports(self, import_ids: list[str]) -> None:
+        if import_ids:
+            self._later(self._ask("qg_forget_imports", import_ids))
+
+    def _later(self, work: Coroutine[None, None, object]) -> None:
+        """Without waiting for it. When vLLM is gone, so is the need for it."""
+
+        async def do() -> None:
+            with contextlib.suppress(EngineError):
+                await work
+
+        task = asyncio.create_task(do())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _send(self, call: VLLMCall) -> None:
         if self._withheld:
@@ -382,9 +398,7 @@ class VLLMEngine:
 
     def _expire(self, handle_id: str) -> None:
         log.warning("kv_pin_expired", extra={"handle": handle_id})
-        task = asyncio.ensure_future(self.release(handle_id))
-        self._pumps.add(task)
-        task.add_done_callback(self._pumps.discard)
+        self._later(self.release(handle_id))
 
     def _need_memory(self) -> None:
         if self._failure is not None:

@@ -6,14 +6,15 @@ from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from qwengyre.engines.api import Sampling
+from qwengyre.engines.vllm.imports import NamedImport
 from qwengyre.engines.vllm.sampler import EXTRA
 
 
-def sampling_params(sampling: Sampling, room: int, named_import: dict[str, object] | None) -> SamplingParams:
+def sampling_params(sampling: Sampling, room: int, named_import: NamedImport | None) -> SamplingParams:
     """At most `room` tokens. The draws come from `KeyedSampler`; vLLM's own temperature only says whether there are any."""
     extra: dict[str, object] = {EXTRA: [sampling.seed, sampling.first_index, sampling.temperature]}
     if named_import:
-        extra["kv_transfer_params"] = named_import
+        extra["kv_transfer_params"] = named_import._asdict()
     return SamplingParams(
         temperature=1.0 if sampling.temperature else 0.0,
         max_tokens=min(sampling.max_tokens, room),
