@@ -285,6 +285,7 @@ def outcome_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _change(before: float | None, after: float | None) -> str:
-    if before is None:
-        return "not measured"
-    return f"{before:.3f}" if after is None else f"{before:.3f} → {after:.3f} ({after - before:+.3f})"
+    if before is None or after is None:
+        known = before if after is None else after
+        return "not measured" if known is None else f"{known:.3f}"
+    return f"{before:.3f} → {after:.3f} ({after - before:+.3f})"

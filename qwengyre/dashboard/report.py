@@ -107,7 +107,8 @@ def comparison_html(runs: Sequence[RunSeries]) -> str:
 
 
 def _subtitle(run: RunSeries) -> str:
-    state = "running" if run.ended is None else run.ended.reason
+    unfinished = "running" if run.is_running else "interrupted: `qwengyre train --resume` goes on"
+    state = unfinished if run.ended is None else run.ended.reason
     cells = f"{run.began[0].num_cells} cells, policy {run.policy}" if run.began else "not begun"
     return f"{cells}, {clock(run.end_s)} on the run's clock, {state}"
 

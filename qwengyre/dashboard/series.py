@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from qwengyre.journal import is_in_use
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.metrics import read_metrics
 from qwengyre.telemetry.records import (
@@ -48,6 +49,8 @@ class RunSeries(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
     audit: AuditFinished | None
     ended: RunEnded | None
+    is_running: bool
+    """Whether a controller is writing to the run just now."""
     summary: Summary
 
     @property
@@ -57,10 +60,12 @@ class RunSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 def run_series(folder: RunFolder) -> RunSeries:
     """Read a run folder. A run that has only just begun gives empty series."""
-    return series_of(read_metrics(folder.metrics), read_summary(folder.summary) or Summary(), label=folder.path.name)
+    is_running = folder.controller_journal.exists() and is_in_use(folder.controller_journal)
+    summary = read_summary(folder.summary) or Summary()
+    return series_of(read_metrics(folder.metrics), summary, label=folder.path.resolve().name, is_running=is_running)
 
 
-def series_of(records: Iterable[MetricRecord], summary: Summary, *, label: str) -> RunSeries:
+def series_of(records: Iterable[MetricRecord], summary: Summary, *, label: str, is_running: bool = False) -> RunSeries:
     """As `run_series`, from records."""
     kept: dict[type, list] = {kind: [] for kind in (RunBegan, RolesChanged, WaterlevelSampled, RatesSampled)}
     steps: dict[int, StepFinished] = {}
@@ -81,6 +86,7 @@ def series_of(records: Iterable[MetricRecord], summary: Summary, *, label: str) 
             case RunEnded():
                 ended = record
             case _:
+                ended = None if isinstance(record, RunBegan) else ended  # a resume goes on behind an end
                 kept[type(record)].append(record)
     return RunSeries(
         label=label,
@@ -94,6 +100,7 @@ def series_of(records: Iterable[MetricRecord], summary: Summary, *, label: str) 
         counts=counts,
         audit=audit,
         ended=ended,
+        is_running=is_running,
         summary=summary,
     )
 

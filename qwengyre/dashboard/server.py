@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from html import escape
 
 import uvicorn
 from starlette.applications import Starlette
@@ -10,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from qwengyre.core.errors import ConfigError
+from qwengyre.core.errors import ConfigError, QwenGyreError
+from qwengyre.dashboard.page import page
 from qwengyre.dashboard.report import report_html
 from qwengyre.dashboard.series import run_series
 from qwengyre.telemetry.folder import RunFolder
@@ -32,7 +34,14 @@ def dashboard_app(folder: RunFolder, *, refresh_s: int = 5) -> Starlette:
             return JSONResponse({"detail": "no step has ended yet"}, status_code=404)
         return Response(folder.summary.read_bytes(), media_type="application/json")
 
-    return Starlette(routes=[Route("/", report), Route("/summary.json", summary)])
+    def refused(request: Request, error: Exception) -> Response:
+        body = [f"<h1>{escape(folder.path.name)}</h1><p>{escape(str(error))}</p>"]
+        return HTMLResponse(page("QwenGyre", body, refresh_s=refresh_s), status_code=500)
+
+    return Starlette(
+        routes=[Route("/", report), Route("/summary.json", summary)],
+        exception_handlers={QwenGyreError: refused},
+    )
 
 
 def listen(port: int) -> socket.socket:

@@ -15,6 +15,8 @@ from qwengyre.dashboard.live import Screen
 from qwengyre.dashboard.view import CellView, View, estimate_remaining
 from qwengyre.runtime.executions import GroupPlan
 from qwengyre.runtime.records import ExecutionDone
+from qwengyre.runtime.step_history import StepHistory
+from qwengyre.runtime.tally import Tally
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.scheduler import Scheduler
@@ -40,21 +42,16 @@ DRAW_S = 0.5
 class Observer:
     """One per life of the controller; counts go on from the summary of the life before."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, screen: Screen, now: Callable[[], float]) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder, screen: Screen, now: Callable[[], float], tally: Tally) -> None:
         self._config, self._folder, self._screen, self._now = config, folder, screen, now
         self.metrics = Metrics(folder)
         self.summary = read_summary(folder.summary) or Summary()
         self._memory, self._work = MemoryMeter(), WorkMeter()
         self._roles: dict[int, str] = {}
         self._waterlevel: tuple[int, int] | None = None
-        self._claimed_steps: set[int] = set()
-        self._joins: dict[int, int] = {}
+        self._tally = tally
         self._members: dict[int, tuple[int, ...]] = {}
-        self._rewards: list[float] = []
-        self._step_ends: list[float] = []
         self._step_began: dict[int, float] = {}
-        self._staleness: list[int] = []
-        self._trajectories = [0, 0]
         self._tokens_trained = 0
         self._rates = (0.0, 0.0)
         self._memory_gb = 0.0
@@ -63,13 +60,10 @@ class Observer:
         self._recomputed_before = (self.summary.tokens_recomputed_at_publish, self.summary.tokens_recomputed_after_move)
         self._busy_before = (1.0 - self.summary.idle_share) * self.summary.minutes * 60 * num_serving(config)
         self.doing = "starting"
-        self._restore()
-
-    def _restore(self) -> None:
-        for record in read_metrics(self._folder.metrics):
+        self._steps = StepHistory()
+        for record in read_metrics(folder.metrics):
             if isinstance(record, metric.StepFinished):
-                del self._rewards[record.step - 1 :], self._step_ends[record.step - 1 :]
-                self._rewards.append(record.reward_mean)
+                self._steps.add(record)
 
     def began(self, *, resumed: bool, kept: int, redispatched: int) -> None:
         scheduler = self._config.scheduler
@@ -104,22 +98,12 @@ class Observer:
         if level != self._waterlevel:
             self._waterlevel = level
             self.metrics.record(metric.WaterlevelSampled(event.at, *level))
-        match event:
-            case ev.CellInTraining():
-                self.summary.switches_to_training += 1
-            case ev.CellInRollout():
-                self.summary.switches_to_rollout += 1
-            case ev.StepJoined() if state.steps_done in self._claimed_steps:
-                self.summary.joins_mid_step += 1
-                self._joins[state.steps_done] = self._joins.get(state.steps_done, 0) + 1
-            case ev.GroupReady():
-                self._groups_done += 1
+        self._tally.see(event, commands, state.steps_done)
+        if isinstance(event, ev.GroupReady):
+            self._groups_done += 1
         for command in commands:
-            match command:
-                case cmd.Compute():
-                    self._claimed_steps.add(command.step)
-                case cmd.OpenStep():
-                    self._step_began[command.step] = event.at
+            if isinstance(command, cmd.OpenStep):
+                self._step_began[command.step] = event.at
 
     def recount(self, done: Iterable[ExecutionDone]) -> None:
         """Executions that the journal has: the summary may have missed the last ones before a kill."""
@@ -180,45 +164,40 @@ class Observer:
     ) -> None:
         step, now = applied.step, self._now()
         staleness = [group.staleness for group in taken]
-        self._staleness += staleness
-        trajectories, clipped = sum(s.trajectories for s in computed), sum(s.trajectories_clipped for s in computed)
-        self._trajectories[0] += clipped
-        self._trajectories[1] += trajectories
+        trajectories = sum(s.trajectories for s in computed)
         tokens = max(1, sum(s.tokens_trained for s in computed))
         rewards = [one.outcome.score for one in done if one.outcome.validity is not Validity.DROPPED]
-        del self._rewards[step:], self._step_ends[step:]  # a step that is done again counts once
-        self._rewards.append(mean(rewards))
-        self._step_ends.append(now)
         self._work.add(0, applied.seconds)
-        self.metrics.record(
-            metric.StepFinished(
-                now,
-                step=step + 1,
-                reward_mean=mean(rewards),
-                reward_std=float(np.std(rewards)) if rewards else 0.0,
-                num_groups=len(taken),
-                num_executions=applied.num_executions,
-                members=self._members.pop(step, (0,)),
-                joins_mid_step=self._joins.pop(step, 0),
-                tokens_trained=sum(s.tokens_trained for s in computed),
-                tokens_distinct=sum(s.tokens_distinct for s in computed),
-                loss=sum(s.loss for s in computed) / max(1, applied.num_executions),
-                entropy=sum(s.entropy for s in computed) / tokens,
-                gradient_norm=applied.gradient_norm,
-                clip_fraction=clipped / max(1, trajectories),
-                log_ratio_mean=sum(s.log_ratio for s in computed) / tokens,
-                log_ratio_max=max((s.log_ratio_max for s in computed), default=0.0),
-                staleness_mean=mean(staleness),
-                staleness_max=max(staleness, default=0),
-                token_staleness_mean=token_staleness(micro_steps, step),
-                seconds=now - self._step_began.pop(step, now),
-            )
+        finished = metric.StepFinished(
+            now,
+            step=step + 1,
+            reward_mean=mean(rewards),
+            reward_std=float(np.std(rewards)) if rewards else 0.0,
+            num_groups=len(taken),
+            num_executions=applied.num_executions,
+            members=self._members.pop(step, (0,)),
+            joins_mid_step=self._tally.joins[step],
+            tokens_trained=sum(s.tokens_trained for s in computed),
+            tokens_distinct=sum(s.tokens_distinct for s in computed),
+            loss=sum(s.loss for s in computed) / max(1, applied.num_executions),
+            entropy=sum(s.entropy for s in computed) / tokens,
+            gradient_norm=applied.gradient_norm,
+            clip_fraction=sum(s.trajectories_clipped for s in computed) / max(1, trajectories),
+            log_ratio_mean=sum(s.log_ratio for s in computed) / tokens,
+            log_ratio_max=max((s.log_ratio_max for s in computed), default=0.0),
+            staleness_mean=mean(staleness),
+            staleness_max=max(staleness, default=0),
+            token_staleness_mean=token_staleness(micro_steps, step),
+            seconds=now - self._step_began.pop(step, now),
+            num_trajectories=trajectories,
         )
+        self._steps.add(finished)
+        self.metrics.record(finished)
         if not applied.applied:
             self.say(f"step {step + 1} was not applied: {applied.reason}")
         self.summary.steps = step + 1
-        self.summary.staleness_mean, self.summary.staleness_max = mean(self._staleness), max(self._staleness, default=0)
-        self.summary.clip_fraction = self._trajectories[0] / max(1, self._trajectories[1])
+        self.summary.staleness_mean, self.summary.staleness_max = self._steps.staleness_mean, self._steps.staleness_max
+        self.summary.clip_fraction = self._steps.clip_fraction
         self.write_summary()
 
     def see_switch(self, cell: int, seconds: float) -> None:
@@ -243,6 +222,9 @@ class Observer:
     def write_summary(self) -> None:
         summary, elapsed = self.summary, self._now()
         summary.minutes = elapsed / 60
+        summary.switches_to_training = self._tally.switches_to_training
+        summary.switches_to_rollout = self._tally.switches_to_rollout
+        summary.joins_mid_step = self._tally.joins_mid_step
         summary.peak_rss_gb = max(summary.peak_rss_gb, self._memory.peak_bytes / GB)
         num_cells = num_serving(self._config)
         busy = self._busy_before + sum(self._work.busy_s.values())
@@ -310,12 +292,12 @@ class Observer:
             groups_open=state.groups.num_out,
             executions_finished=self.summary.executions_finished,
             executions_running=sum(len(server.executions) for server in state.placement.servers.values()),
-            rewards=tuple(self._rewards),
+            rewards=self._steps.rewards,
             score_before=self.summary.score_before,
             score_now=self.summary.score_after,
             tokens_per_s=self._rates[0],
             memory_gb=self._memory_gb,
-            remaining_s=estimate_remaining(self._step_ends, config.steps),
+            remaining_s=estimate_remaining(self._steps.ends_s, config.steps),
         )
 
 

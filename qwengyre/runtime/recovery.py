@@ -10,6 +10,7 @@ from qwengyre.core.errors import JournalCorrupt
 from qwengyre.core.ids import ExecutionId, GroupId
 from qwengyre.journal import read
 from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone, RunOpened
+from qwengyre.runtime.tally import Tally
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.cells import CellState
 from qwengyre.scheduler.commands import Command, Dispatch, TakeGroup
@@ -24,6 +25,7 @@ class Recovered:
         self.scheduler = Scheduler(config)
         self.lives = 0
         self.at = 0.0
+        self.tally = Tally()
         self.has_started = False
         self.dispatches: list[Dispatch] = []
         self.done: dict[ExecutionId, ExecutionDone] = {}
@@ -61,6 +63,7 @@ def recover(path: Path, config: SchedulerConfig) -> Recovered:
                 _check(path, position, commands, record)
             case ev.Event():
                 commands = recovered.scheduler.handle(record)
+                recovered.tally.see(record, commands, recovered.scheduler.state.steps_done)
                 _note(recovered, commands)
                 recovered.at = record.at
                 recovered.has_started = True

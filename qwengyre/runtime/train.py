@@ -89,7 +89,7 @@ class Run:
         self.clock = RunClock(self.recovered.at)
         self.token = secrets.token_hex(16)
         self.segments = f"qwengyre-{secrets.token_hex(4)}"
-        self.observer = Observer(config, folder, screen, self.clock.now)
+        self.observer = Observer(config, folder, screen, self.clock.now, self.recovered.tally)
 
     async def run(self) -> None:
         reason = "stopped"

@@ -90,6 +90,8 @@ class StepFinished(Metric, frozen=True, tag=True):
     token_staleness_mean: float
     """Steps between the version that sampled a token and training, mean over trained tokens."""
     seconds: float
+    num_trajectories: int = 0
+    """That the objective saw: what `clip_fraction` is a share of."""
 
 
 class EvaluationFinished(Metric, frozen=True, tag=True):
