@@ -81,4 +81,4 @@ class Cost(msgspec.Struct, frozen=True):
         """FLOPs of distinct tokens and pairs over those of the flattened paths."""
         lengths = np.array([len(rows) for rows in row.rows_P], np.float64)
         flattened = self.per_token * lengths.sum() + self.per_pair * (lengths * (lengths + 1) / 2).sum()
-        return (self.per_token * row.num_rows + self.per_pair * row.num_pairs) / flattened
+        return float((self.per_token * row.num_rows + self.per_pair * row.num_pairs) / flattened)

@@ -1,4 +1,4 @@
-"""Trainers of cells: `python trainer_process.py ADDRESS MODEL_DIR TOKEN NUM_PROCESSES RANKS_PER_CELL CHUNK_TOKENS`.
+"""Trainers of cells: `python trainer_process.py ADDRESS MODEL_DIR TOKEN DTYPE NUM_PROCESSES RANKS_PER_CELL CHUNK_TOKENS`.
 
 Imports once, then forks (nothing has started a thread yet). Each process says (index, pid), then answers (method, args)
 until it is told to stop.
@@ -18,15 +18,15 @@ from transformers import Qwen3ForCausalLM  # noqa: F401  imported before the for
 from qwengyre.core.errors import QwenGyreError
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.members import Members
-from qwengyre.trainer.sharded import Ranks
+from qwengyre.trainer.sharded import Alone, Ranks
 from qwengyre.trainer.trainer import Trainer
 from qwengyre.transfer.shm import ShmCarrier
 
 
 class Cell:
-    def __init__(self, model_dir: Path, token: str, ranks: Ranks | None, chunk_tokens: int):
+    def __init__(self, model_dir: Path, token: str, ranks: Alone | Ranks, dtype: str, chunk_tokens: int):
         torch.set_num_threads(1)
-        config = TrainerConfig(learning_rate=0.01, clip_low=0.999, clip_high=1e6, chunk_tokens=chunk_tokens)
+        config = TrainerConfig(learning_rate=0.01, clip_low=0.999, clip_high=1e6, chunk_tokens=chunk_tokens, dtype=dtype)
         self.trainer = Trainer(model_dir, config, ShmCarrier(prefix=token), ranks)
         self.members: Members | None = None
         self.sum: torch.Tensor | None = None
@@ -46,8 +46,8 @@ class Cell:
         sums = self.trainer.flat_gradient() if self.sum is None else self.sum
         return {name: view.numpy().copy() for name, view in self.trainer.flat.views(sums).items()}
 
-    def weights_by_name(self):
-        return {name: array.copy() for name, array in self.trainer.flat.arrays().items()}
+    def whole_weights(self):
+        return {name: array.copy() for name, array in self.trainer.whole_weights().items()}
 
     def weights(self):
         return self.trainer.flat.weights.numpy().copy()
@@ -62,17 +62,18 @@ class Cell:
         self.trainer.optimizer, self.sum = None, None
 
 
-def ranks_of(model_dir: str, index: int, per_cell: int) -> Ranks | None:
+def ranks_of(model_dir: str, index: int, per_cell: int) -> Alone | Ranks:
     """The ranks of this process's cell, met through a file."""
     if per_cell == 1:
-        return None
+        return Alone()
     meet = f"file://{model_dir}-ranks-of-cell-{index // per_cell}"
     dist.init_process_group("gloo", init_method=meet, rank=index % per_cell, world_size=per_cell)
     return Ranks()
 
 
-def serve(address: str, model_dir: str, token: str, index: int, sizes: tuple[int, int]) -> None:
-    cell = Cell(Path(model_dir), token, ranks_of(model_dir, index, sizes[0]), sizes[1])
+def serve(address: str, model_dir: str, token: str, index: int, kind: tuple[str, int, int]) -> None:
+    dtype, per_cell, chunk_tokens = kind
+    cell = Cell(Path(model_dir), token, ranks_of(model_dir, index, per_cell), dtype, chunk_tokens)
     with Client(address, "AF_UNIX") as connection:
         connection.send((index, os.getpid()))
         while (order := connection.recv()) is not None:
@@ -81,16 +82,16 @@ def serve(address: str, model_dir: str, token: str, index: int, sizes: tuple[int
                 answer = getattr(cell, method, None) or getattr(cell.trainer, method)
                 connection.send(answer(*args))
             except QwenGyreError as error:
-                connection.send(type(error).__name__)
+                connection.send(f"{type(error).__name__}: {error}")
         cell.trainer.carrier.close()
 
 
-def main(address: str, model_dir: str, token: str, *numbers: str) -> None:
+def main(address: str, model_dir: str, token: str, dtype: str, *numbers: str) -> None:
     num_processes, *sizes = map(int, numbers)
     children = []
     for index in range(num_processes):
         if (pid := os.fork()) == 0:
-            serve(address, model_dir, token, index, tuple(sizes))
+            serve(address, model_dir, token, index, (dtype, *sizes))
             os._exit(0)
         children.append(pid)
     for pid in children:
