@@ -60,10 +60,12 @@ def make_plan(workload: Workload, durations: Durations, pool: Pool, settings: Pa
             "raise --seconds-per-hour"
         )
     executions_GN = np.maximum(0.0, hours_GN * settings.seconds_per_hour - settings.lead_s)
-    micro_steps = [durations.micro_steps_s(group, ())[0] / pool.cell_nodes for group in range(len(hours_GN))]
+    num_replicas = pool.num_replicas(workload)
+    micro_steps = [durations.micro_steps_s(group, ())[0] * num_replicas / pool.cell_nodes for group in range(len(hours_GN))]
     return PacedPlan(
         executions_s=executions_GN.tolist(),
         micro_steps_s=[settings.seconds(seconds) for seconds in micro_steps],
+        num_replicas=num_replicas,
         optimizer_s=settings.seconds(workload.optimizer_s),
         publish_s=settings.seconds(workload.publish_s),
         to_training_s=settings.seconds(workload.to_training_s),

@@ -21,7 +21,9 @@ class PacedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     executions_s: list[list[float]]
     """By group and index: from the start of the harness to its end, on a server that no load slows down."""
     micro_steps_s: list[float]
-    """By group: each of its micro-steps on one cell."""
+    """By group: each of its micro-steps on one replica."""
+    num_replicas: int = 1
+    """Data-parallel replicas in a cell; each computes whole micro-steps."""
     optimizer_s: float
     publish_s: float
     to_training_s: float
@@ -32,8 +34,8 @@ class PacedPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Share of an execution's time that is spent in calls; the rest is tools."""
 
     def __post_init__(self) -> None:
-        if self.num_calls < 1 or not 0 < self.decode_share < 1:
-            raise ValueError("num_calls must be at least 1, and decode_share between 0 and 1")
+        if min(self.num_calls, self.num_replicas) < 1 or not 0 < self.decode_share < 1:
+            raise ValueError("num_calls and num_replicas must be at least 1, and decode_share between 0 and 1")
 
     @classmethod
     def read(cls, file: str) -> PacedPlan:

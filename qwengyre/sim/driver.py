@@ -38,8 +38,7 @@ class SimDriver:
         self.num_events = 0
         self.meters = Meters(self.scheduler.state, workload, is_recorded=is_recorded)
         self._unloaded_GN: Sequence[Sequence[float]] = durations.unloaded_GN.tolist()
-        self._num_replicas = max(1, pool.cell_nodes // workload.cell_nodes)
-        """Data-parallel replicas in a cell: one of more nodes than the workload's gains nothing by its name."""
+        self._num_replicas = pool.num_replicas(workload)
         self._free_at = {cell.cell: [0.0] * self._num_replicas for cell in self.scheduler.state.cells.all}
         """When each replica of a cell has finished what it computes; heaps."""
         self._timeout_s = workload.overall_timeout_h * 3600

@@ -43,6 +43,10 @@ class Pool(msgspec.Struct, frozen=True):
     def nodes(self, server: ServerId) -> int:
         return self.standalone_nodes if server.startswith("standalone") else self.cell_nodes
 
+    def num_replicas(self, workload: Workload) -> int:
+        """Data-parallel replicas in a cell: one of more nodes than the workload's gains nothing by its name."""
+        return max(1, self.cell_nodes // workload.cell_nodes)
+
 
 def build(workload: Workload, setting: Setting) -> tuple[SchedulerConfig, Pool]:
     """Lay the pool out for a setting. Raises ValueError, saying what to change, if it does not fit the nodes."""

@@ -5,6 +5,7 @@ Its weights are one small array, really exposed, read and saved, so that every h
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,17 +28,23 @@ class PacedTrainer:
         self.weights = np.zeros(NUM_WEIGHTS, np.float32)
         self.step = -1
         self._computed: list[str] = []
+        self._free_at = [0.0] * plan.num_replicas
+        """When each replica has finished what it computes; a heap."""
         self._exposure: Exposure | None = None
 
     def begin_step(self, step: int) -> None:
         self.step, self._computed = step, []
 
     def compute(self, micro_step: MicroStep) -> MicroStepStats:
-        """Take the time that the plan gives a micro-step of this group. Raises TrainerError in another step."""
+        """Have a replica take the time that the plan gives a micro-step of this group; return once one is free for the next.
+
+        Raises TrainerError in another step.
+        """
         if micro_step.step != self.step:
             raise TrainerError(f"{micro_step.micro_step} belongs to step {micro_step.step}, this trainer is in step {self.step}")
         seconds = self._plan.micro_steps_s[micro_step.executions[0].group]
-        time.sleep(seconds)
+        heapq.heapreplace(self._free_at, time.monotonic() + seconds)
+        _sleep_until(self._free_at[0])
         self._computed.append(micro_step.micro_step)
         trajectories = [chosen for execution in micro_step.executions for chosen in execution.trajectories]
         return MicroStepStats(
@@ -59,7 +66,8 @@ class PacedTrainer:
         )
 
     def flat_gradient(self) -> np.ndarray:
-        """The number of micro-steps computed: the one sum that the members hand over."""
+        """The number of micro-steps computed, once every replica is done: the one sum that the members hand over."""
+        _sleep_until(max(self._free_at))
         return np.array([len(self._computed)], np.float32)
 
     def apply(self, num_executions: int, summed: np.ndarray | None = None) -> StepStats:
@@ -110,6 +118,10 @@ class PacedTrainer:
     def audit(self, micro_steps: Sequence[MicroStep], snapshots_dir: Path) -> AuditReport:
         """Refused: there is no model whose log-probs could be compared."""
         raise TrainerError("a paced trainer cannot audit log-probs: set audit_logprobs = false in [runtime]")
+
+
+def _sleep_until(at: float) -> None:
+    time.sleep(max(0.0, at - time.monotonic()))
 
 
 class PacedMembers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -43,6 +44,22 @@ def test_a_step_moves_the_weights_and_a_satellite_reads_them(carrier):
     satellite.pull(core.expose(3))
     assert np.array_equal(satellite.weights, core.weights)
     assert core.weights[0] == 1
+
+
+def test_replicas_of_a_cell_compute_side_by_side_and_the_gradient_waits_for_the_last(carrier, monkeypatch):
+    """Three micro-steps of 10 s on two replicas: two start at once, the third when one is free, all are done after 20 s."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    trainer = PacedTrainer(msgspec.structs.replace(PLAN, micro_steps_s=[10.0], num_replicas=2), carrier)
+    trainer.begin_step(2)
+    answered = []
+    for _ in range(3):
+        trainer.compute(MICRO_STEP)
+        answered.append(now[0] - 100.0)
+    assert answered == [0.0, 10.0, 10.0]
+    assert trainer.flat_gradient().tolist() == [3.0]
+    assert now[0] == 120.0
 
 
 def test_micro_step_of_another_step_is_refused(carrier):
