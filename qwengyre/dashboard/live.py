@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from qwengyre.dashboard.view import View, clock, quantity
+from qwengyre.dashboard.view import CellView, View, clock, quantity
 from qwengyre.telemetry.summary import Summary
 
 ROLE_STYLE: Final = {
@@ -26,19 +26,17 @@ ROLE_STYLE: Final = {
 }
 SPARKS: Final = "▁▂▃▄▅▆▇█"
 NUM_MOMENTS: Final = 600
-NUM_MESSAGES: Final = 4
+MIN_CELLS_SHOWN: Final = 4
+LINES_BESIDE_CELLS: Final = 10
+MIN_STRIP: Final = 8
 PLAIN_EVERY_S: Final = 15.0
 
 
 class Screen:
-    """Shows one `View` after another; used as a context manager around the run.
-
-    `say` adds a line that stays: an evaluation, a lost cell, a journal that was cut.
-    """
+    """Shows one `View` after another; used as a context manager around the run."""
 
     def __init__(self, console: Console | None = None):
         self.console = console or Console()
-        self._messages: deque[str] = deque(maxlen=NUM_MESSAGES)
         self._history = RoleHistory()
         self._view: View | None = None
         self._plain = PlainLines()
@@ -58,22 +56,21 @@ class Screen:
         self._view = view
         self._history.observe(view)
         if self._live is not None:
-            self._live.update(self._render(view), refresh=True)
+            self._live.update(render(view, self._history, *self.console.size), refresh=True)
             return
         for line in self._plain.lines(view):
             self._print(line)
 
     def say(self, line: str) -> None:
-        at = clock(self._view.at) if self._view else "0:00"
-        if self._live is None:
-            self._print(f"{at}  {line}")
-            return
-        self._messages.append(f"{at}  {line}")
-        if self._view is not None:
-            self._live.update(self._render(self._view), refresh=True)
+        """Add a line that stays, above the view: an evaluation, a lost cell, a journal that was cut."""
+        self._print(f"{clock(self._view.at) if self._view else '0:00'}  {line}")
 
-    def _render(self, view: View) -> RenderableType:
-        return render(view, self._history, tuple(self._messages), self.console.width)
+    def progress(self, line: str) -> None:
+        """Show what goes on before there is a view. On a terminal it stands until the next one."""
+        if self._live is None:
+            self._print(line)
+        else:
+            self._live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
 
     def _print(self, line: str) -> None:
         self.console.print(Text(line), soft_wrap=True)
@@ -100,20 +97,18 @@ class RoleHistory:
         return text
 
 
-def render(view: View, history: RoleHistory, messages: tuple[str, ...], width: int) -> RenderableType:
-    """The whole screen. At least 60 columns wide."""
+def render(view: View, history: RoleHistory, width: int, height: int) -> RenderableType:
+    """The whole screen, for a terminal of `width` columns and `height` lines: what finds no room is left out."""
     inner = min(width, 120) - 4
     parts: list[RenderableType] = [
         _progress(view, inner),
         _learning(view),
         Text(),
         _waterlevel(view, inner),
-        _cells(view, history, inner),
+        _cells(view, history, inner, max(MIN_CELLS_SHOWN, height - LINES_BESIDE_CELLS)),
         Text(),
         _numbers(view),
     ]
-    if messages:
-        parts += [Text(), *(Text(message, style="dim", overflow="ellipsis", no_wrap=True) for message in messages)]
     title = Text.assemble(("QwenGyre", "bold"), f"  {view.name} · {view.policy}")
     left = f" · about {clock(view.remaining_s)} left" if view.remaining_s is not None else ""
     return Panel(
@@ -166,23 +161,36 @@ def _waterlevel(view: View, width: int) -> Text:
     return text
 
 
-def _cells(view: View, history: RoleHistory, width: int) -> Table:
+def _cells(view: View, history: RoleHistory, width: int, most: int) -> RenderableType:
+    """A line a cell: name, role, roles so far; calls, rate and note where there is room. Beyond `most` lines a count of the rest."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    strip_width = max(10, width - 62)
-    for cell in view.cells:
+    shown = view.cells if len(view.cells) <= most else view.cells[: most - 1]
+    room = width - len(f"{'cell 0 core':<13}{'→ training':<12}")
+    columns: list[tuple[str, ...]] = []
+    for column in (_calls(shown), _rates(shown), tuple(cell.note for cell in shown)):
+        taken = max((len(text) for text in column), default=0) + 2
+        if any(column) and room - taken >= MIN_STRIP:
+            columns.append(column)
+            room -= taken
+    for row, cell in enumerate(shown):
         name, color = ROLE_STYLE[cell.role]
-        calls = f"{cell.num_calls} calls" if cell.role in ("rollout", "draining") else ""
-        rate = f"{quantity(cell.tokens_per_s)} tok/s" if cell.tokens_per_s else ""
         label = f"cell {cell.cell}" + (" core" if cell.cell == 0 else "")
-        table.add_row(
-            f"{label:<11}",
-            Text(f"{name:<10}", style=f"bold {color}"),
-            history.strip(cell.cell, strip_width),
-            calls,
-            rate,
-            Text(cell.note, style="dim"),
-        )
-    return table
+        strip = [history.strip(cell.cell, room)] if room >= MIN_STRIP else []
+        more = [Text(column[row]) for column in columns]
+        table.add_row(Text(f"{label:<11}"), Text(f"{name:<10}", style=f"bold {color}"), *strip, *more)
+    rest = Counter(ROLE_STYLE[cell.role][0] for cell in view.cells[len(shown) :])
+    if not rest:
+        return table
+    counts = ", ".join(f"{count} {role}" for role, count in rest.most_common())
+    return Group(table, Text(f"and {rest.total()} more: {counts}", style="dim"))
+
+
+def _calls(cells: Sequence[CellView]) -> tuple[str, ...]:
+    return tuple(f"{cell.num_calls} calls" if cell.role in ("rollout", "draining") else "" for cell in cells)
+
+
+def _rates(cells: Sequence[CellView]) -> tuple[str, ...]:
+    return tuple(f"{quantity(cell.tokens_per_s)} tok/s" if cell.tokens_per_s else "" for cell in cells)
 
 
 def _numbers(view: View) -> Text:
@@ -246,11 +254,9 @@ def plain(view: View) -> str:
     return " · ".join(parts)
 
 
-def outcome_table(summary: Summary, report: Path) -> Table:
+def outcome_table(summary: Summary) -> Table:
     """What to print when the run has ended."""
-    table = Table(
-        title="QwenGyre run", title_justify="left", show_header=False, caption=f"report: {report}", caption_justify="left"
-    )
+    table = Table(title="QwenGyre run", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column()
     for name, value in outcome_rows(summary):

@@ -67,7 +67,7 @@ def train(config: RunConfig, folder: RunFolder) -> None:
     check_run(config)
     with Screen() as screen:
         screen.console.print(f"run folder: {folder.path}", markup=False, highlight=False, soft_wrap=True)
-        prepared = prepare(config, screen.say)
+        prepared = prepare(config, screen.progress)
         with (
             Journal.open(folder.controller_journal, ControllerRecord) as controller,
             Journal.open(folder.trained_journal, MicroStep) as trained,
@@ -286,7 +286,8 @@ class Run:
 
     def _report(self) -> None:
         write_report(self.folder)
-        self.screen.console.print(outcome_table(self.observer.summary, self.folder.report))
+        self.screen.console.print(outcome_table(self.observer.summary))
+        self.screen.console.print(f"report: {self.folder.report}", markup=False, highlight=False, soft_wrap=True)
 
 
 def commands_of_the_stop(decided: Sequence[Sequence[cmd.Command]], scheduler: Scheduler) -> list[cmd.Command]:
