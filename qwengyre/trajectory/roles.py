@@ -65,15 +65,15 @@ def _holds(condition: Condition, hints: RoleHints) -> bool:
     return condition.has_tools is None or condition.has_tools == (hints.num_tools > 0)
 
 
-def _reused_as_summary(calls: Calls, extended: set[CallId]) -> set[CallId]:
+def _reused_as_summary(calls: Calls, kinds: Mapping[CallId, str], extended: set[CallId]) -> set[CallId]:
     """Calls whose answer stands in the head of a fresh context, as text or as its first assistant message.
 
-    Only where an agent goes on there that was there before (a commit message is asked for with answers quoted, too), and not
-    answers that were simply gone on from.
+    Only where an agent goes on there that was there before (a commit message or the next summary is asked for with answers quoted,
+    too), and not answers that were simply gone on from.
     """
     reused: set[CallId] = set()
     prompts: set[str] = set()
-    for call in calls.values():
+    for call in (call for call in calls.values() if call.call not in kinds):
         hints = call.started.hints
         if hints.system_digest in prompts:
             source = calls.get(hints.replays)
@@ -86,14 +86,14 @@ def _reused_as_summary(calls: Calls, extended: set[CallId]) -> set[CallId]:
 
 
 def _told_kinds(calls: Calls, told: HarnessRules, extended: set[CallId]) -> dict[CallId, str]:
-    reused = _reused_as_summary(calls, extended)
     kinds: dict[CallId, str] = {}
     for call in calls.values():
         if _any(told.side, call.started.hints):
             kinds[call.call] = "side"
-        elif call.call in reused or _any(told.summary, call.started.hints):
+        elif _any(told.summary, call.started.hints):
             kinds[call.call] = "summary"
-    return kinds
+    reused = _reused_as_summary(calls, kinds, extended)
+    return dict.fromkeys(reused, "summary") | kinds
 
 
 def _main_system(calls: Calls, kinds: Mapping[CallId, str]) -> str | None:

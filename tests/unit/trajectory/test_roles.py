@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from qwengyre.core.errors import ConfigError
@@ -121,6 +122,14 @@ class TestRules:
         ]
         asked = [hints(f"system {index % 2}", markers=markers) for index, markers in enumerate(found)]
         assert roles_of(*asked) == [MAIN, SUB, MAIN_SUMMARY]
+
+    def test_aider_answers_that_the_next_summary_quotes_were_no_summaries(self):
+        aider, summary, commit = (
+            hints(name, tools=0, markers=(marker,), quotes=quotes)
+            for name, marker, quotes in (("chat", "aider", None), ("s", "aider-summary", [0]), ("c", "aider-commit", [0]))
+        )
+        asked = (aider, commit, summary, aider, msgspec.structs.replace(summary, quotes="e/c3"))
+        assert roles_of(*asked) == [MAIN, SIDE, MAIN_SUMMARY, MAIN, MAIN_SUMMARY]
 
     def test_claude_compaction_is_told_from_a_context_that_holds_its_result(self):
         request = "Answer so: <example>\n<analysis>\n...</analysis>\n<summary>\n...</summary>\n</example>\nNo tools."
