@@ -157,14 +157,15 @@ class Scheduler:
     # ------------------------------------------------------------------------------------------ executions and groups
 
     def _on_run_started(self, event: ev.RunStarted, out: Out) -> None:
-        state, config = self.state, self.config
+        state = self.state
         if state.version >= 0:
             raise IllegalTransition("the run", "started", event)
         for cell in state.cells.all:
-            if self.policy.serves(state, cell):
-                state.placement.open(cell.server, config.slots_per_cell, cell.rank)
-        for index in range(config.num_standalone):
-            state.placement.open(standalone_server(index), config.slots_per_standalone, STANDALONE_RANK + index)
+            if cell.state is not CellState.LOST:
+                self._serve(cell)
+        for index, is_alive in enumerate(state.standalone_alive):
+            if is_alive:
+                self._serve_standalone(index)
         out.append(Regroup(state.epoch, state.cells.order()))
         self._dispatch(0, out)
 
@@ -375,8 +376,11 @@ class Scheduler:
 
     def _on_standalone_returned(self, event: ev.StandaloneReturned, out: Out) -> None:
         self.state.standalone_alive[event.index] = True
-        rank = STANDALONE_RANK + event.index
-        self.state.placement.open(standalone_server(event.index), self.config.slots_per_standalone, rank)
+        self._serve_standalone(event.index)
+
+    def _serve_standalone(self, index: int) -> None:
+        rank = STANDALONE_RANK + index
+        self.state.placement.open(standalone_server(index), self.config.slots_per_standalone, rank)
 
     # -------------------------------------------------------------------------------------------------------- tickets
 

@@ -7,6 +7,8 @@ import pytest
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.cells import CellState
+from qwengyre.scheduler.config import SchedulerConfig
+from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.scheduler.training import StepState
 from tests.unit.scheduler.play import Play
 
@@ -228,3 +230,18 @@ def test_async_keeps_satellites_in_training_while_the_core_comes_back():
     play.switch()
     play.answer_all(cmd.OpenStep, cmd.JoinStep)
     assert set(play.scheduler.state.training.members) == {0, 1}
+
+
+def test_whoever_dies_before_the_run_starts_serves_nothing_until_it_is_back():
+    """Cells are up before the first checkpoint is written; one that dies in between is lost before RunStarted."""
+    scheduler = Scheduler(SchedulerConfig(**SMALL, num_standalone=1))
+    scheduler.handle(ev.CellLost(0.0, 1))
+    scheduler.handle(ev.StandaloneLost(0.0, 0))
+    out = scheduler.handle(ev.RunStarted(1.0))
+    scheduler.validate()
+    assert {command.server for command in out if isinstance(command, cmd.Start)} <= {"cell-0", "cell-2"}
+    assert [command.order for command in out if isinstance(command, cmd.Regroup)] == [(0, 2)]
+    scheduler.handle(ev.CellReturned(2.0, 1))
+    scheduler.handle(ev.StandaloneReturned(2.0, 0))
+    scheduler.validate()
+    assert scheduler.state.capacity == scheduler.state.capacity_total
