@@ -73,6 +73,9 @@ class Executions:
         """Of executions whose group is not prepared yet."""
         self._trees: dict[ExecutionId, TrajectoryTree] = {}
         self._open: set[ExecutionId] = set()
+        self._untold: set[ExecutionId] = set()
+        """Whose route the gateway has to hear."""
+        self._telling = asyncio.Lock()
         self._room = asyncio.Semaphore(max_concurrent)
 
     async def run(self, plan: GroupPlan, execution: ExecutionId, attempt: int, at: Callable[[], float]) -> ExecutionDone:
@@ -83,7 +86,7 @@ class Executions:
     async def _run(self, plan: GroupPlan, execution: ExecutionId, attempt: int, at: Callable[[], float]) -> ExecutionDone:
         opened = await self._gateway.open(self._order(plan, execution, attempt))
         self._open.add(execution)
-        await self._send_route(execution)
+        await self.send_routes([execution])
         spec = ExecutionSpec(
             execution=execution,
             task=self._tasks[plan.task],
@@ -118,18 +121,22 @@ class Executions:
         )
 
     async def route(self, execution: ExecutionId, server: ServerId | None) -> None:
-        """Send the execution's calls, held ones first, to `server`; None holds them. The last word counts."""
-        self.routes[execution] = server
-        await self._send_route(execution)
-
-    async def _send_route(self, execution: ExecutionId) -> None:
-        await self.send_routes([execution])
+        """Send the execution's calls, held ones first, to `server`; None holds them. The last word counts; none after its end."""
+        if execution in self.routes:
+            self.routes[execution] = server
+            await self.send_routes([execution])
 
     async def send_routes(self, executions: Iterable[ExecutionId]) -> None:
-        """Say again where these go: one of them may have been opened while its move was under way."""
-        known = {execution: self.routes.get(execution) for execution in executions if execution in self._open}
-        if known:
-            await self._gateway.route(known)
+        """Say again where these go: one of them may have been opened while its move was under way.
+
+        One order at a time: of two that are under way together the older might come last, and count.
+        """
+        self._untold.update(executions)
+        async with self._telling:
+            known = {execution: self.routes.get(execution) for execution in self._untold if execution in self._open}
+            self._untold.clear()
+            if known:
+                await self._gateway.route(known)
 
     async def send_all_routes(self) -> None:
         """After the gateway came back."""

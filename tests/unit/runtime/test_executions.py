@@ -6,7 +6,7 @@ import msgspec
 
 from qwengyre.core.arrays import FLAG, VERSION, pack
 from qwengyre.core.ids import ExecutionId, execution_id
-from qwengyre.core.records import MicroStep, Role, TrainingExecution, Trajectory, Validity
+from qwengyre.core.records import End, MicroStep, Outcome, Role, TrainingExecution, Trajectory, Validity
 from qwengyre.gateway.control_api import ClosedExecution, OpenedExecution
 from qwengyre.gateway.stats import SessionCounts
 from qwengyre.runtime.controller import group_of, members_of
@@ -102,3 +102,46 @@ def test_no_more_harnesses_than_the_limit_run_at_once(outcome):
     done = asyncio.run(run_all())
     assert most == 2
     assert [one.execution for one in done] == members_of(plan)
+
+
+def test_of_two_routes_under_way_the_last_one_counts():
+    """The first order is sent again and again while the gateway restarts; the second must not overtake it."""
+    routed = []
+    is_back = asyncio.Event()
+
+    class Gateway:
+        async def open(self, order):
+            return OpenedExecution(key="k", path="/e/t/v1")
+
+        async def route(self, routes):
+            if routes[execution] == "cell-1":
+                await is_back.wait()
+            routed.append(routes[execution])
+
+        async def close_execution(self, execution):
+            return ClosedExecution(execution, 0, [], SessionCounts())
+
+    task = Task("t", "/t", "do", 1.0, 1.0)
+    plan = GroupPlan(0, "train", 0, "t", 1.0, 1)
+    (execution,) = members_of(plan)
+
+    class Launcher:
+        async def run_execution(self, spec, num_calls):
+            orders = [asyncio.create_task(executions.route(execution, server)) for server in ("cell-1", "cell-2")]
+            for _ in range(5):
+                await asyncio.sleep(0)
+            is_back.set()
+            await asyncio.gather(*orders)
+            return Outcome(End.EXITED, Validity.VALID, 0.5, "digest", 1.0)
+
+    settings = ExecutionSettings(seed=0, max_context_tokens=10, max_tokens_per_call=5)
+    executions = Executions(Gateway(), Launcher(), {"t": task}, settings, BUILTIN, max_concurrent=1)
+
+    async def body():
+        executions.routes[execution] = "cell-0"
+        await executions.run(plan, execution, 0, lambda: 0.0)
+        await executions.route(execution, "cell-1")
+
+    asyncio.run(body())
+    assert routed == ["cell-0", "cell-1", "cell-2"]
+    assert executions.routes == {}
