@@ -23,7 +23,7 @@ LAST_LIFE_S = 15.0
 
 
 class GatewayProcess:
-    """`on_restarted()` is awaited whenever a new process serves: servers and routes must be told again."""
+    """`on_restarted()` runs whenever a new process serves: servers and routes must be told again."""
 
     def __init__(self, config: GatewayProcessConfig, private: Path, logs: Path, runtime: RuntimeConfig) -> None:
         self._config, self._private, self._logs, self._runtime = config, private, logs, runtime
@@ -61,14 +61,18 @@ class GatewayProcess:
         self.port = msgspec.json.decode(ready.read_bytes()).get("port")
 
     async def _keep_alive(self) -> None:
-        """Raises ProcessFailed, ProcessGaveUp when the gateway cannot be kept alive."""
-        while True:
-            reason = await self._wait_lost()
-            log.error("gateway_lost", extra={"reason": reason})
-            self._losses.see("gateway", asyncio.get_running_loop().time())
-            await self._launch()
-            if self.on_restarted is not None:
-                await self.on_restarted()
+        """Raises ProcessFailed, ProcessGaveUp when the gateway cannot be kept alive, among the errors of a group.
+
+        It is watched while it is told again: orders wait for a gateway that died meanwhile, so another one has to come.
+        """
+        async with asyncio.TaskGroup() as telling:
+            while True:
+                reason = await self._wait_lost()
+                log.error("gateway_lost", extra={"reason": reason})
+                self._losses.see("gateway", asyncio.get_running_loop().time())
+                await self._launch()
+                if self.on_restarted is not None:
+                    telling.create_task(self.on_restarted())
 
     async def _wait_lost(self) -> str:
         """Until the process has ended, or is killed because it does not answer; the reason."""
