@@ -8,12 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import typer
 
+from qwengyre.bench.carriers import CarrierName, open_bench_carrier
 from qwengyre.bench.embedded import QUICKSTART_SHAPE
 from qwengyre.bench.output import JsonTarget, say, write_json
 
@@ -21,9 +22,20 @@ if TYPE_CHECKING:
     from qwengyre.engines.api import Engine, GenerateRequest, TokenChunk
     from qwengyre.transfer.api import Carrier
 
-OUTPUT_TOKENS = 160
+OUTPUT_TOKENS: Final = 160
 """Enough that a call is still running when it is stopped."""
+CALLS_IN_CACHE: Final = 3
+"""So many calls fill the caches, and are moved before the first that counts: memory is then as warm as in a run."""
 PREFIX = "qwengyre-bench-kv"
+
+
+class Moved(NamedTuple):
+    """One call that moved."""
+
+    cpu_s: float
+    kv_bytes: int
+    recomputed_tokens: int
+    is_identical: bool
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -45,8 +57,8 @@ class Figures(msgspec.Struct, frozen=True):
 def kv_move(
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of the call that moves.")] = 3000,
     moves: Annotated[int, typer.Option(help="How many calls move.")] = 10,
-    carrier: Annotated[str, typer.Option(help="shm or tcp.")] = "shm",
-    layers: Annotated[int, typer.Option(help="Layers of the random model; more layers, more bytes a token.")] = 3,
+    carrier: CarrierName = "shm",
+    layers: Annotated[int, typer.Option(help="Layers of the random model, 512 bytes a token each.")] = 24,
     json_target: JsonTarget = None,
 ) -> None:
     """Move calls in mid-generation: tokens computed twice, equal continuations, speed against the bare carrier."""
@@ -65,41 +77,56 @@ async def move_calls(model_dir: Path, kind: str, prompt_tokens: int, moves: int)
     """Each call starts at the source, is aborted after its first chunk, and ends at the destination."""
     from qwengyre.engines.config import EngineConfig
     from qwengyre.engines.embedded import EmbeddedEngine
-    from qwengyre.transfer.carriers import open_carrier
-    from qwengyre.transfer.config import TransferConfig
 
-    carriers = [open_carrier(TransferConfig(carrier=_carrier(kind)), prefix=PREFIX) for _ in range(2)]
+    carriers = [open_bench_carrier(kind, PREFIX) for _ in range(2)]
     limit = prompt_tokens + OUTPUT_TOKENS + 1
-    config = EngineConfig(max_context_tokens=limit, kv_blocks=12 * (limit // 16 + 2))
+    config = EngineConfig(max_context_tokens=limit, kv_blocks=CALLS_IN_CACHE * (limit // 16 + 2))
     source, destination = (EmbeddedEngine(model_dir, each, config) for each in carriers)
-    seconds, raw_seconds, recomputed, is_identical, kv_bytes = [], [], 0, True, 0
-    for index in range(moves):
-        whole = _request(
-            f"call-{index}", np.random.default_rng(index).integers(0, 600, prompt_tokens).astype(np.int32).tobytes(), 48
-        )
-        async with aclosing(source.generate(whole)) as stream:
-            done = list((await anext(stream)).token_ids)
-            await source.abort([whole.request_id])
-            done += [token for chunk in await _collect(stream) for token in chunk.token_ids]
-        known = whole.token_ids + np.array(done, np.int32).tobytes()
-        began = time.process_time()
-        handle = await source.export_kv(known)
-        assert handle is not None
-        await destination.import_kv(handle)
-        seconds.append(time.process_time() - began)
-        kv_bytes = handle.exposure.num_bytes
-        before = destination.stats().tokens_prefilled
-        rest = await _tokens(destination, _request(whole.request_id, known, OUTPUT_TOKENS - len(done)))
-        recomputed += destination.stats().tokens_prefilled - before
-        is_identical &= done + rest == await _tokens(source, whole)
-        await source.release(handle.handle_id)
-        raw_seconds.append(_raw(carriers, kv_bytes))
+    moved, raw_s = [], []
+    for index in range(CALLS_IN_CACHE + moves):
+        moved.append(await _move(source, destination, _call(index, prompt_tokens)))
+        raw_s.append(_raw(carriers, moved[-1].kv_bytes))
     for each in (source, destination):
         await each.close()
     for each in carriers:
         each.close()
-    move_s, raw_s = float(np.median(seconds)), float(np.median(raw_seconds))
-    return Figures(kind, moves, prompt_tokens, recomputed, is_identical, kv_bytes, 1000 * move_s, 1000 * raw_s, raw_s / move_s)
+    counted = moved[CALLS_IN_CACHE:]
+    move_ms = 1000 * float(np.median([one.cpu_s for one in counted]))
+    raw_ms = 1000 * float(np.median(raw_s[CALLS_IN_CACHE:]))
+    return Figures(
+        carrier=kind,
+        moves=moves,
+        prompt_tokens=prompt_tokens,
+        recomputed_tokens=sum(one.recomputed_tokens for one in counted),
+        is_identical=all(one.is_identical for one in moved),
+        kv_bytes=counted[-1].kv_bytes,
+        move_ms=move_ms,
+        raw_ms=raw_ms,
+        share_of_raw=raw_ms / move_ms,
+    )
+
+
+async def _move(source: Engine, destination: Engine, whole: GenerateRequest) -> Moved:
+    async with aclosing(source.generate(whole)) as stream:
+        done = list((await anext(stream)).token_ids)
+        await source.abort([whole.request_id])
+        done += [token for chunk in await _collect(stream) for token in chunk.token_ids]
+    known = whole.token_ids + np.array(done, np.int32).tobytes()
+    began = time.process_time()
+    handle = await source.export_kv(known)
+    assert handle is not None
+    await destination.import_kv(handle)
+    cpu_s = time.process_time() - began
+    before = destination.stats().tokens_prefilled
+    rest = await _tokens(destination, _request(whole.request_id, known, OUTPUT_TOKENS - len(done)))
+    recomputed = destination.stats().tokens_prefilled - before
+    await source.release(handle.handle_id)
+    return Moved(cpu_s, handle.exposure.num_bytes, recomputed, done + rest == await _tokens(source, whole))
+
+
+def _call(index: int, num_tokens: int) -> GenerateRequest:
+    tokens = np.random.default_rng(index).integers(0, 600, num_tokens).astype(np.int32)
+    return _request(f"call-{index}", tokens.tobytes(), OUTPUT_TOKENS)
 
 
 def _raw(carriers: list[Carrier], num_bytes: int) -> float:
@@ -126,9 +153,3 @@ async def _tokens(engine: Engine, request: GenerateRequest) -> list[int]:
 
 async def _collect(stream: AsyncIterator[TokenChunk]) -> list[TokenChunk]:
     return [chunk async for chunk in stream]
-
-
-def _carrier(kind: str) -> Literal["shm", "tcp"]:
-    if kind not in ("shm", "tcp"):
-        raise typer.BadParameter("the carriers are shm and tcp")
-    return kind  # type: ignore[return-value]

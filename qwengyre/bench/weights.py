@@ -12,11 +12,10 @@ import msgspec
 import numpy as np
 import typer
 
+from qwengyre.bench.carriers import CarrierName, open_bench_carrier
 from qwengyre.bench.output import JsonTarget, say, write_json
 from qwengyre.core.errors import StaleRead
 from qwengyre.transfer.api import Carrier, Exposure
-from qwengyre.transfer.carriers import open_carrier
-from qwengyre.transfer.config import TransferConfig
 
 PREFIX = "qwengyre-bench-weights"
 PARAMETER_BYTES = 4 << 20
@@ -53,13 +52,11 @@ def weights(
     gigabytes: Annotated[float, typer.Option(help="Size of the snapshot.")] = 1.0,
     satellites: Annotated[int, typer.Option(help="Processes that read it.")] = 3,
     updates: Annotated[int, typer.Option(help="Snapshots published while others read.")] = 1000,
-    carrier: Annotated[str, typer.Option(help="shm or tcp.")] = "shm",
+    carrier: CarrierName = "shm",
     json_target: JsonTarget = None,
 ) -> None:
     """Read snapshots from several processes: speed against the bare carrier, cost to the core, torn reads."""
-    if carrier not in ("shm", "tcp"):
-        raise typer.BadParameter("the carriers are shm and tcp")
-    core = open_carrier(TransferConfig(carrier=carrier), prefix=PREFIX)  # type: ignore[arg-type]
+    core = open_bench_carrier(carrier, PREFIX)
     num_parameters = max(1, int(gigabytes * 1e9 / PARAMETER_BYTES))
     parameters = {f"layers.{index}.weight": np.full(PARAMETER_BYTES // 4, index, np.float32) for index in range(num_parameters)}
     snapshot = core.expose(parameters, version=1, epoch=1)
@@ -107,7 +104,7 @@ def read_by_satellites(exposure: Exposure, carrier: str, num_satellites: int, ro
 def satellite() -> None:
     """The reader's process: take a job, allocate, read when told."""
     job = msgspec.json.decode(sys.stdin.readline(), type=Job)
-    reader = open_carrier(TransferConfig(carrier=job.carrier), prefix=PREFIX)  # type: ignore[arg-type]
+    reader = open_bench_carrier(job.carrier, PREFIX)
     target = {region.name: np.ones(region.shape, region.dtype) for region in job.exposure.regions}
     print("ready", flush=True)
     sys.stdin.readline()
@@ -132,13 +129,13 @@ def step_cpu_s(num_steps: int = 15) -> float:
 
 def read_under_updates(carrier: str, num_updates: int, num_readers: int = 2) -> tuple[int, int, int]:
     """Good, stale and torn reads while the owner publishes `num_updates` versions in place."""
-    owner = open_carrier(TransferConfig(carrier=carrier), prefix=PREFIX)  # type: ignore[arg-type]
+    owner = open_bench_carrier(carrier, PREFIX)
     zeros = np.zeros(100_000, np.int64)
     latest = [owner.expose({"first": zeros, "last": zeros}, version=0, epoch=1)]
     stop, counts = threading.Event(), np.zeros((num_readers, 3), np.int64)
 
     def read_on(index: int) -> None:
-        reader = open_carrier(TransferConfig(carrier=carrier), prefix=PREFIX)  # type: ignore[arg-type]
+        reader = open_bench_carrier(carrier, PREFIX)
         while not stop.is_set():
             counts[index, _outcome(reader, latest[0])] += 1
         reader.close()

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,9 +17,9 @@ from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable
 from qwengyre.engines.api import FinishReason, GenerateRequest, TokenChunk
 from qwengyre.engines.calls import Call, Counts, Piece, make_pass
 from qwengyre.engines.config import EngineConfig
-from qwengyre.engines.kernels import make_forward
+from qwengyre.engines.kernels import make_forward, uses_native
 from qwengyre.engines.kv import KVMemory, PrefixCache
-from qwengyre.engines.model import EngineWeights, ModelSpec
+from qwengyre.engines.model import EngineWeights, ModelSpec, Read
 
 
 class EngineCore:
@@ -27,7 +27,7 @@ class EngineCore:
 
     def __init__(self, spec: ModelSpec, config: EngineConfig, *, version: int):
         self.spec, self.config, self.version = spec, config, version
-        self.weights = EngineWeights(spec)
+        self.weights = EngineWeights(spec, for_kernels=uses_native(config, spec))
         self.memory = KVMemory(spec, num_blocks=config.kv_blocks, block_size=config.block_size)
         self.forward = make_forward(config, self.weights, self.memory)
         self.cache = PrefixCache(config.kv_blocks, config.block_size)
@@ -113,24 +113,26 @@ class EngineCore:
             self._stop(call)
             self.waiting.appendleft(call)
 
-    def import_blocks(self, token_ids: np.ndarray, read: Callable[[dict[str, np.ndarray] | None], dict[str, np.ndarray]]) -> int:
+    def fill_weights(self, read: Read, like: Mapping[str, np.ndarray]) -> None:
+        """The first weights of a core that has no call yet, of the version that it was made with (`EngineWeights.load_by`)."""
+        self.weights.load_by(read, like)
+        self.forward.refresh()
+
+    def import_blocks(self, token_ids: np.ndarray, read: Read) -> int:
         """Put keys and values computed elsewhere into the cache; return the number of leading tokens now cached.
 
-        `read(into)` fetches the regions of `KVMemory.gather`, straight into the blocks where they lie side by side.
+        `read(into)` fetches regions as `KVMemory.regions` names them, straight into the blocks. What finds no room is left out.
         """
         size = self.config.block_size
         _, known = self.cache.match(token_ids)
         wanted = -(-len(token_ids) // size)
-        if known == len(token_ids) or wanted > self.config.kv_blocks:
+        if known == len(token_ids):
             return known
-        blocks = self.cache.take_run(wanted)
+        blocks = self.cache.take_many(wanted)
         num_tokens = min(len(token_ids), len(blocks) * size)
         try:
             if num_tokens > known:
-                into = self.memory.stretch(blocks) if len(blocks) == wanted else None
-                regions = read(into)
-                if into is None:
-                    self.memory.scatter(blocks, regions)
+                read(self.memory.regions(blocks, num_more=wanted - len(blocks)))
                 self.cache.adopt(token_ids[:num_tokens], blocks)
                 self.counts.tokens_imported += num_tokens - known
         finally:

@@ -30,6 +30,7 @@ from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.core import EngineCore
 from qwengyre.engines.model import read_spec, read_weights
 from qwengyre.transfer.api import Carrier, Exposure
+from qwengyre.transfer.layout import placeholders
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -211,11 +212,7 @@ class EmbeddedEngine:
         if not num_tokens:
             return None
         known = np.ascontiguousarray(token_ids[:num_tokens])
-        exposure = self._carrier.reserve({TOKENS: known} | core.memory.shapes(len(blocks)), version=core.version, epoch=KV_EPOCH)
-        regions = self._carrier.buffers(exposure)
-        np.copyto(regions.pop(TOKENS), known)
-        core.memory.gather(blocks, regions)
-        exposure = self._carrier.republish(exposure, version=core.version)
+        exposure = self._carrier.expose({TOKENS: known} | core.memory.regions(blocks), version=core.version, epoch=KV_EPOCH)
         handle_id = f"{exposure.location}/{next(self._numbers)}"
         self._pinned[handle_id] = exposure, time.monotonic() + self.config.pin_deadline_s
         return KVHandle(handle_id, exposure, num_tokens, self._fingerprint(), core.version)
@@ -228,11 +225,7 @@ class EmbeddedEngine:
             raise KVRefused(f"KV of version {handle.version}, this engine has {core.version}")
         token_ids = np.empty(handle.num_tokens, np.int32)
         self._carrier.read(handle.exposure, {TOKENS: token_ids})
-
-        def read(into: dict[str, np.ndarray] | None) -> dict[str, np.ndarray]:
-            return self._carrier.read(handle.exposure, into)
-
-        return core.import_blocks(token_ids, read)
+        return core.import_blocks(token_ids, lambda into: self._carrier.read(handle.exposure, into))
 
     def _release(self, handle_id: str) -> None:
         if pinned := self._pinned.pop(handle_id, None):
@@ -255,9 +248,8 @@ class EmbeddedEngine:
         if self._core is not None:
             self._update_weights(snapshot, version)
             return
-        parameters = self._carrier.read(snapshot)
         core = EngineCore(self.spec, self.config, version=version)
-        core.load_weights(parameters, version)
+        core.fill_weights(lambda into: self._carrier.read(snapshot, into), placeholders(snapshot))
         self._core = core
 
     def _need_core(self) -> EngineCore:

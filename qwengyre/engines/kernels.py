@@ -5,7 +5,7 @@ from __future__ import annotations
 from qwengyre.core.errors import ConfigError
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.kv import KVMemory
-from qwengyre.engines.model import EngineWeights
+from qwengyre.engines.model import EngineWeights, ModelSpec
 from qwengyre.engines.native.forward import NativeForward, is_supported
 from qwengyre.engines.passes import Forward
 from qwengyre.engines.torch_forward import TorchForward
@@ -14,13 +14,16 @@ NATIVE_HIDDEN = 512
 """Wider models are served by torch, whose matrix products use all threads and caches better."""
 
 
-def make_forward(config: EngineConfig, weights: EngineWeights, memory: KVMemory) -> Forward:
-    """The kernels of the config. Raises ConfigError when native ones are demanded and cannot be had."""
-    is_small = weights.spec.hidden <= NATIVE_HIDDEN and config.num_threads == 1
+def uses_native(config: EngineConfig, spec: ModelSpec) -> bool:
+    """Whether the compiled kernels serve this model. Raises ConfigError when they are demanded and cannot be had."""
+    is_small = spec.hidden <= NATIVE_HIDDEN and config.num_threads == 1
     if config.kernels == "torch" or (config.kernels == "auto" and not is_small):
-        return TorchForward(weights, memory)
-    if is_supported(weights.spec):
-        return NativeForward(weights, memory)
-    if config.kernels == "native":
+        return False
+    if not is_supported(spec) and config.kernels == "native":
         raise ConfigError("no C compiler, or a model shape that the kernels lack; use 'auto' or 'torch'", key="engine.kernels")
-    return TorchForward(weights, memory)
+    return is_supported(spec)
+
+
+def make_forward(config: EngineConfig, weights: EngineWeights, memory: KVMemory) -> Forward:
+    """The kernels of the config, for weights made with `for_kernels=uses_native(...)`."""
+    return NativeForward(weights, memory) if uses_native(config, weights.spec) else TorchForward(weights, memory)

@@ -16,6 +16,9 @@ import torch
 
 from qwengyre.engines.model import ModelSpec
 
+EVICT_AT_ONCE = 16
+"""Blocks given up together in a large cache, so that those handed out next lie side by side."""
+
 
 class KVMemory:
     """The bytes of all blocks: not resident before first use, given back to the system when dropped."""
@@ -27,36 +30,29 @@ class KVMemory:
         self.blocks = torch.frombuffer(memory, dtype=torch.float32).view(shape)
         self.num_bytes = 4 * self.blocks.numel()
 
-    def shapes(self, num_blocks: int) -> dict[str, np.ndarray]:
-        """The regions that `gather` fills, one for each layer, as arrays without memory of their own."""
-        block = tuple(self.blocks.shape[2:])
-        return {_region(layer): np.broadcast_to(np.float32(0), (num_blocks, *block)) for layer in range(len(self.blocks))}
+    def regions(self, blocks: Sequence[int], num_more: int = 0) -> dict[str, list[np.ndarray]]:
+        """The memory of these blocks, to be exposed or read into: a region for each layer, a piece for each run of blocks.
 
-    def gather(self, blocks: Sequence[int], regions: dict[str, np.ndarray]) -> None:
-        """Copy these blocks to `regions` (blocks, 2, kv_heads, block_size, head_dim) of each layer."""
-        index = torch.tensor(blocks)
-        for layer, content in enumerate(self.blocks):
-            torch.index_select(content, 0, index, out=torch.from_numpy(regions[_region(layer)]))
-
-    def scatter(self, blocks: Sequence[int], regions: dict[str, np.ndarray]) -> None:
-        """The reverse of `gather`; what the regions hold beyond these blocks is left out."""
-        index = torch.tensor(blocks)
-        for layer, content in enumerate(self.blocks):
-            content.index_copy_(0, index, torch.from_numpy(regions[_region(layer)][: len(blocks)]))
-
-    def stretch(self, blocks: Sequence[int]) -> dict[str, np.ndarray] | None:
-        """The memory of these blocks as regions to read into, if they lie side by side."""
-        start, end = blocks[0], blocks[-1] + 1
-        if list(blocks) != list(range(start, end)):
-            return None
-        return {_region(layer): content[start:end].numpy() for layer, content in enumerate(self.blocks)}
+        `num_more` blocks of scratch memory follow: a region is read whole, though not all of it is wanted.
+        """
+        content, parts = self.blocks.numpy(), runs(blocks)
+        more = [np.empty((num_more, *content.shape[2:]), np.float32)] if num_more else []
+        return {f"kv.{layer}": [*(content[layer, first:last] for first, last in parts), *more] for layer in range(len(content))}
 
     def copy_block(self, source: int, destination: int) -> None:
         self.blocks[:, destination] = self.blocks[:, source]
 
 
-def _region(layer: int) -> str:
-    return f"kv.{layer}"
+def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """Blocks that lie side by side, as (first, one behind the last), in their order.
+
+    >>> runs([3, 4, 5, 9, 8])
+    [(3, 6), (9, 10), (8, 9)]
+    """
+    array = np.asarray(blocks)
+    starts = np.flatnonzero(np.diff(array, prepend=array[0] - 2) != 1)
+    lengths = np.diff(starts, append=len(array))
+    return [(first, first + length) for first, length in zip(array[starts].tolist(), lengths.tolist(), strict=True)]
 
 
 class Node:
@@ -79,6 +75,7 @@ class PrefixCache:
     def __init__(self, num_blocks: int, block_size: int):
         self.block_size, self.num_blocks = block_size, num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._evict_at_once = max(1, min(EVICT_AT_ONCE, num_blocks // 16))
         self._users = [0] * num_blocks
         self._root = Node(b"", None, -1)
         self._leaves: OrderedDict[Node, None] = OrderedDict()
@@ -116,21 +113,21 @@ class PrefixCache:
                 self._free.append(block)
 
     def take(self) -> int | None:
-        """A block with its one user, the caller; None when all blocks are in use by calls."""
-        if not self._free and not self._evict():
+        """A block with its one user, the caller; None when all blocks are in use by calls.
+
+        Free ones are handed out in ascending order, and several are made free at once, so that a prefix lies in runs.
+        """
+        if not self._free and not self._make_free(self._evict_at_once):
             return None
         block = self._free.pop()
         self._users[block] = 1
         return block
 
-    def take_run(self, num_blocks: int) -> list[int]:
-        """Up to `num_blocks` blocks, side by side if so many free ones are; each with its one user, the caller."""
-        while len(self._free) < num_blocks and self._evict():
-            pass
-        self._free.sort(reverse=True)
-        blocks = _side_by_side(self._free, num_blocks) or self._free[-num_blocks:][::-1]
-        taken = set(blocks)
-        self._free = [block for block in self._free if block not in taken]
+    def take_many(self, num_blocks: int) -> list[int]:
+        """Up to `num_blocks` blocks in ascending order, mostly side by side; each with its one user, the caller."""
+        self._make_free(num_blocks)
+        blocks = self._free[-num_blocks:][::-1]
+        del self._free[-num_blocks:]
         self.hold(blocks)
         return blocks
 
@@ -171,6 +168,13 @@ class PrefixCache:
                 yield child
                 return
 
+    def _make_free(self, num_blocks: int) -> bool:
+        """Give up prefixes until so many blocks are free, or as many as can be; False when none is."""
+        while len(self._free) < num_blocks and self._evict():
+            pass
+        self._free.sort(reverse=True)
+        return bool(self._free)
+
     def _evict(self) -> bool:
         victim = next((leaf for leaf in self._leaves if self._users[leaf.block] == 1), None)
         if victim is None:
@@ -184,15 +188,3 @@ class PrefixCache:
             self._leaves.move_to_end(parent, last=False)
         self.drop([victim.block])
         return True
-
-
-def _side_by_side(descending: list[int], count: int) -> list[int]:
-    """`count` consecutive numbers out of `descending`, ascending; none if there are not so many.
-
-    >>> _side_by_side([9, 7, 6, 5, 2], 3), _side_by_side([9, 7, 6, 5, 2], 4)
-    ([5, 6, 7], [])
-    """
-    for end in range(len(descending) - count + 1):
-        if descending[end] - descending[end + count - 1] == count - 1:
-            return descending[end : end + count][::-1]
-    return []

@@ -1,6 +1,7 @@
 """Qwen3 weights of Hugging Face in the layout that a decode iteration reads fastest.
 
-Every matrix lies transposed (input, output), so that one `mm` needs no copy. Query, key and value projections are one
+Every matrix reads (input, output), so that one `mm` needs no copy. The compiled kernels want it to lie so; for torch it lies as
+Hugging Face has it and is looked at transposed, which makes loading a plain copy. Query, key and value projections are one
 matrix, gate and up another. The weight of each RMS norm is folded into the matrix that follows it. The channels of a query
 or key head are interleaved (i, i + D/2), which turns the rotary embedding into one complex product; dot products do not
 change.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,14 @@ from safetensors.numpy import load_file
 from qwengyre.core.errors import ModelRefused
 
 LAYER = "model.layers.{}."
+BEFORE = {
+    "self_attn.v_proj.weight": "input_layernorm.weight",
+    "mlp.gate_proj.weight": "post_attention_layernorm.weight",
+    "mlp.up_proj.weight": "post_attention_layernorm.weight",
+}
+"""The norm that is folded into a matrix."""
+Read = Callable[[dict[str, np.ndarray]], object]
+"""Fetches parameters into the arrays given."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True):
@@ -39,7 +48,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     def fingerprint(self, block_size: int) -> str:
         """Equal for two engines exactly when one can read the KV blocks of the other."""
-        text = f"qwen3 float32 interleaved block={block_size} {msgspec.json.encode(self).decode()}"
+        text = f"qwen3 float32 interleaved, by layer and chunk, block={block_size} {msgspec.json.encode(self).decode()}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -87,48 +96,81 @@ def read_weights(model_dir: Path) -> dict[str, np.ndarray]:
 class LayerWeights:
     """One layer. H hidden, D head_dim, I intermediate."""
 
-    def __init__(self, spec: ModelSpec):
+    def __init__(self, spec: ModelSpec, *, for_kernels: bool):
         heads_dim = spec.heads * spec.head_dim
-        self.qkv = torch.empty(spec.hidden, heads_dim + 2 * spec.kv_heads * spec.head_dim)
+        self.qkv = _matrix(spec.hidden, heads_dim + 2 * spec.kv_heads * spec.head_dim, for_kernels)
         self.qk_norm = torch.empty(spec.heads + spec.kv_heads, spec.head_dim)
-        self.out = torch.empty(heads_dim, spec.hidden)
-        self.gate_up = torch.empty(spec.hidden, 2 * spec.intermediate)
-        self.down = torch.empty(spec.intermediate, spec.hidden)
+        self.out = _matrix(heads_dim, spec.hidden, for_kernels)
+        self.gate_up = _matrix(spec.hidden, 2 * spec.intermediate, for_kernels)
+        self.down = _matrix(spec.intermediate, spec.hidden, for_kernels)
+
+    def places(self, spec: ModelSpec) -> dict[str, torch.Tensor]:
+        """Where each matrix goes whose rows keep their order, (output, input)."""
+        num_v = spec.kv_heads * spec.head_dim
+        return {
+            "self_attn.v_proj.weight": self.qkv.T[-num_v:],
+            "self_attn.o_proj.weight": self.out.T,
+            "mlp.gate_proj.weight": self.gate_up.T[: spec.intermediate],
+            "mlp.up_proj.weight": self.gate_up.T[spec.intermediate :],
+            "mlp.down_proj.weight": self.down.T,
+        }
 
 
 class EngineWeights:
     """All weights of a model, allocated once and filled in place by `load`."""
 
-    def __init__(self, spec: ModelSpec):
+    def __init__(self, spec: ModelSpec, *, for_kernels: bool = True):
         self.spec = spec
         self.embedding = torch.empty(spec.vocabulary, spec.hidden)
-        self.head = torch.empty(spec.hidden, spec.vocabulary)
-        self.layers = [LayerWeights(spec) for _ in range(spec.num_layers)]
+        self.head = _matrix(spec.hidden, spec.vocabulary, for_kernels)
+        self.layers = [LayerWeights(spec, for_kernels=for_kernels) for _ in range(spec.num_layers)]
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:
-        """Copy a state dict (Hugging Face names, float32) in. Raises ModelRefused when a name or shape is wrong."""
-        self._check(parameters)
-        with torch.inference_mode():
-            get = {name: torch.from_numpy(np.asarray(array)) for name, array in parameters.items()}
-            self.embedding.copy_(get["model.embed_tokens.weight"])
-            head = self.embedding if self.spec.tied else get["lm_head.weight"]
-            self.head.copy_((head * get["model.norm.weight"]).T)
-            for index, layer in enumerate(self.layers):
-                prefix = LAYER.format(index)
-                self._load_layer(layer, {name[len(prefix) :]: get[name] for name in get if name.startswith(prefix)})
+        """Copy a state dict (Hugging Face names) in. Raises ModelRefused when a name or shape is wrong."""
 
-    def _load_layer(self, layer: LayerWeights, get: Mapping[str, torch.Tensor]) -> None:
-        spec = self.spec
-        order = interleaved(spec.head_dim)
-        before_attention, before_mlp = get["input_layernorm.weight"], get["post_attention_layernorm.weight"]
-        query = get["self_attn.q_proj.weight"].view(spec.heads, spec.head_dim, -1)[:, order].flatten(0, 1)
-        key = get["self_attn.k_proj.weight"].view(spec.kv_heads, spec.head_dim, -1)[:, order].flatten(0, 1)
-        layer.qkv.copy_((torch.cat([query, key, get["self_attn.v_proj.weight"]]) * before_attention).T)
+        def read(into: dict[str, np.ndarray]) -> None:
+            for name, array in into.items():
+                np.copyto(array, parameters[name])
+
+        self.load_by(read, parameters)
+
+    def load_by(self, read: Read, like: Mapping[str, np.ndarray]) -> None:
+        """As `load`, of parameters of the shapes and dtypes of `like`, which `read(into)` fetches layer by layer.
+
+        They land where they stay, if that is where they lie as Hugging Face has them, else in scratch memory of one layer. When
+        `read` raises, the weights are half of one version and half of another: throw them away.
+        """
+        self._check(like)
+        with torch.inference_mode():
+            head = "model.embed_tokens.weight" if self.spec.tied else "lm_head.weight"
+            get = _land(read, like, {"model.embed_tokens.weight": self.embedding, "model.norm.weight": None, head: None})
+            if get["model.embed_tokens.weight"] is not self.embedding:
+                self.embedding.copy_(get["model.embed_tokens.weight"])
+            torch.mul(get[head], get["model.norm.weight"], out=self.head.T)
+            scratch: dict[str, torch.Tensor] = {}
+            for index, layer in enumerate(self.layers):
+                self._load_layer(layer, read, like, LAYER.format(index), scratch)
+
+    def _load_layer(
+        self, layer: LayerWeights, read: Read, like: Mapping[str, np.ndarray], prefix: str, scratch: dict[str, torch.Tensor]
+    ) -> None:
+        spec, order = self.spec, interleaved(self.spec.head_dim)
+        places = layer.places(spec)
+        targets = {prefix + name: places.get(name) for name in layer_shapes(spec)}
+        get = {name.removeprefix(prefix): tensor for name, tensor in _land(read, like, targets, scratch, prefix).items()}
+        for name, place in places.items():
+            if name in BEFORE:
+                torch.mul(get[name], get[BEFORE[name]], out=place)
+            elif get[name] is not place:
+                place.copy_(get[name])
+        norm = get["input_layernorm.weight"]
+        num_q, num_k = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        rotated = {"self_attn.q_proj.weight": layer.qkv.T[:num_q], "self_attn.k_proj.weight": layer.qkv.T[num_q : num_q + num_k]}
+        for name, place in rotated.items():
+            pairs = get[name].view(-1, 2, spec.head_dim // 2, spec.hidden).transpose(1, 2)
+            torch.mul(pairs, norm, out=place.view(pairs.shape))
         layer.qk_norm[: spec.heads] = get["self_attn.q_norm.weight"][order]
         layer.qk_norm[spec.heads :] = get["self_attn.k_norm.weight"][order]
-        layer.out.copy_(get["self_attn.o_proj.weight"].T)
-        layer.gate_up.copy_((torch.cat([get["mlp.gate_proj.weight"], get["mlp.up_proj.weight"]]) * before_mlp).T)
-        layer.down.copy_(get["mlp.down_proj.weight"].T)
 
     def _check(self, parameters: Mapping[str, np.ndarray]) -> None:
         for name, shape in expected_shapes(self.spec).items():
@@ -136,6 +178,33 @@ class EngineWeights:
                 raise ModelRefused(f"the snapshot has no parameter {name!r}")
             if tuple(parameters[name].shape) != shape:
                 raise ModelRefused(f"parameter {name!r} is {tuple(parameters[name].shape)}, the model needs {shape}")
+
+
+def _matrix(num_inputs: int, num_outputs: int, for_kernels: bool) -> torch.Tensor:
+    """(input, output), lying in memory by rows or, for torch, by columns."""
+    return torch.empty(num_inputs, num_outputs) if for_kernels else torch.empty(num_outputs, num_inputs).T
+
+
+def _land(
+    read: Read,
+    like: Mapping[str, np.ndarray],
+    targets: Mapping[str, torch.Tensor | None],
+    scratch: dict[str, torch.Tensor] | None = None,
+    prefix: str = "",
+) -> dict[str, torch.Tensor]:
+    """Read parameters to their targets; those without one, or of another dtype or layout, to `scratch`, kept by name after `prefix`."""
+    scratch = {} if scratch is None else scratch
+    landed = {}
+    for name, target in targets.items():
+        key = name.removeprefix(prefix)
+        if target is not None and target.is_contiguous() and like[name].dtype == np.float32:
+            landed[name] = target
+        else:
+            if key not in scratch:
+                scratch[key] = torch.from_numpy(np.empty(like[name].shape, like[name].dtype))
+            landed[name] = scratch[key]
+    read({name: tensor.numpy() for name, tensor in landed.items()})
+    return landed
 
 
 def interleaved(head_dim: int) -> torch.Tensor:
@@ -149,7 +218,6 @@ def interleaved(head_dim: int) -> torch.Tensor:
 
 def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every parameter; `lm_head.weight` only when it is not tied to the embedding."""
-    query, key_value = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (spec.vocabulary, spec.hidden),
         "model.norm.weight": (spec.hidden,),
@@ -157,23 +225,26 @@ def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if not spec.tied:
         shapes["lm_head.weight"] = (spec.vocabulary, spec.hidden)
     for index in range(spec.num_layers):
-        shapes |= {
-            LAYER.format(index) + name: shape
-            for name, shape in {
-                "self_attn.q_proj.weight": (query, spec.hidden),
-                "self_attn.k_proj.weight": (key_value, spec.hidden),
-                "self_attn.v_proj.weight": (key_value, spec.hidden),
-                "self_attn.o_proj.weight": (spec.hidden, query),
-                "self_attn.q_norm.weight": (spec.head_dim,),
-                "self_attn.k_norm.weight": (spec.head_dim,),
-                "mlp.gate_proj.weight": (spec.intermediate, spec.hidden),
-                "mlp.up_proj.weight": (spec.intermediate, spec.hidden),
-                "mlp.down_proj.weight": (spec.hidden, spec.intermediate),
-                "input_layernorm.weight": (spec.hidden,),
-                "post_attention_layernorm.weight": (spec.hidden,),
-            }.items()
-        }
+        shapes |= {LAYER.format(index) + name: shape for name, shape in layer_shapes(spec).items()}
     return shapes
+
+
+def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The parameters of one layer, without its prefix."""
+    query, key_value = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    return {
+        "self_attn.q_proj.weight": (query, spec.hidden),
+        "self_attn.k_proj.weight": (key_value, spec.hidden),
+        "self_attn.v_proj.weight": (key_value, spec.hidden),
+        "self_attn.o_proj.weight": (spec.hidden, query),
+        "self_attn.q_norm.weight": (spec.head_dim,),
+        "self_attn.k_norm.weight": (spec.head_dim,),
+        "mlp.gate_proj.weight": (spec.intermediate, spec.hidden),
+        "mlp.up_proj.weight": (spec.intermediate, spec.hidden),
+        "mlp.down_proj.weight": (spec.hidden, spec.intermediate),
+        "input_layernorm.weight": (spec.hidden,),
+        "post_attention_layernorm.weight": (spec.hidden,),
+    }
 
 
 def rope_table(spec: ModelSpec, num_positions: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -25,13 +25,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qwengyre.core.errors import CellFailed, QwenGyreError
+from qwengyre.core.errors import CellFailed, QwenGyreError, TransferError
 from qwengyre.engines.api import Engine
 from qwengyre.engines.config import EngineConfig
 from qwengyre.runtime import cell_api as api
 from qwengyre.runtime.control_http import MAX_BODY_BYTES, bearer_matches
 from qwengyre.runtime.processes import exit_with_parent
-from qwengyre.runtime.stations import build_stations
+from qwengyre.runtime.stations import Stations, build_stations
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
@@ -83,12 +83,12 @@ class CellAddress(msgspec.Struct, frozen=True):
 class Cell:
     """Owns the engine and the trainer, and answers operations one at a time per kind."""
 
-    def __init__(self, spec: CellSpec) -> None:
+    def __init__(self, spec: CellSpec, build: Callable[..., Stations] = build_stations) -> None:
         self.spec = spec
         place = CarrierPlace(spec.transfer, spec.segment_prefix, spec.host)
         self.carrier = place.open()
         trainer = spec.trainer if spec.has_trainer else None
-        self.stations = build_stations(Path(spec.model_dir), spec.engine, trainer, self.carrier, place, spec.threads)
+        self.stations = build(Path(spec.model_dir), spec.engine, trainer, self.carrier, place, spec.threads)
         self.engine: Engine = self.stations.engine
         self.trainer = self.stations.trainer
         self.trainer.offload()
@@ -145,27 +145,33 @@ class Cell:
         return api.Done({"connect": time.monotonic() - started})
 
     async def enter_training(self, op: api.EnterTraining) -> api.Done:
-        phases = {}
-        started = time.monotonic()
-        await self.engine.offload()
-        phases["offload_engine"] = time.monotonic() - started
-        started = time.monotonic()
-        await self.on_trainer(self.trainer.restore)
-        phases["restore_trainer"] = time.monotonic() - started
+        phases_s: dict[str, float] = {}
+        await self._phase("offload_engine", self.engine.offload(), phases_s)
+        await self._phase("restore_trainer", self.on_trainer(self.trainer.restore), phases_s)
         self.role = "training"
-        return api.Done(phases)
+        return api.Done(phases_s)
 
     async def enter_rollout(self, op: api.EnterRollout) -> api.Done:
-        phases = {}
-        started = time.monotonic()
-        await self.on_trainer(self.trainer.offload)
+        phases_s: dict[str, float] = {}
         self.scratch = None
-        phases["offload_trainer"] = time.monotonic() - started
-        started = time.monotonic()
-        await self.engine.restore(op.snapshot, op.version)
-        phases["restore_engine"] = time.monotonic() - started
+        await self._phase("offload_trainer", self.on_trainer(self.trainer.offload), phases_s)
+        await self._phase("restore_engine", self.engine.restore(op.snapshot, op.version), phases_s)
         self.role = "rollout"
-        return api.Done(phases)
+        return api.Done(phases_s)
+
+    async def _phase(self, name: str, job: Awaitable[None], phases_s: dict[str, float]) -> None:
+        """One phase of a role switch. Raises CellFailed when it fails: this life is between two roles and must end.
+
+        A snapshot that could not be read is no such failure: its TransferError asks for another one, and the phase again.
+        """
+        started = time.monotonic()
+        try:
+            await job
+        except TransferError:
+            raise
+        except QwenGyreError as error:
+            raise CellFailed(self.spec.cell, f"phase {name} of its role switch failed: {error}") from error
+        phases_s[name] = time.monotonic() - started
 
     async def begin_step(self, op: api.BeginStep) -> api.Done:
         def begin() -> None:

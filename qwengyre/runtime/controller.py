@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -22,7 +22,7 @@ from qwengyre.runtime.give_up import Losses, Patience
 from qwengyre.runtime.observer import Observer
 from qwengyre.runtime.processes import NoRoom, ProcessFailed
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
-from qwengyre.runtime.records import ExecutionDone
+from qwengyre.runtime.records import ExecutionDone, RoleSwitched
 from qwengyre.runtime.steps import CORE, Steps
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
@@ -74,11 +74,14 @@ class Controller:
         self._lost_before: list[int] = []
         """Lost before the run drove anything."""
         self._losses = Losses()
+        self._drain_s: dict[int, float] = {}
+        """How long the calls of a leaving cell took to move away."""
         self._num_dispatched = {"train": 0, "evaluation": 0}
         self._patience = Patience(config.runtime.give_up_after)
         self.driver = Driver(stations.scheduler, stations.journal, stations.clock, self._handlers())
         self.driver.on_decided = self._on_decided
         self.fleet.on_lost = self._on_cell_lost
+        self.steps.on_poisoned = stations.journal.append
 
     def _handlers(self) -> dict[type, Callable[[cmd.Command], Awaitable[None] | None]]:
         return {
@@ -162,22 +165,35 @@ class Controller:
     async def drain(self, command: cmd.Drain) -> None:
         moves = {move.execution: move.server for move in command.moves}
         self.executions.routes.update({e: s for e, s in moves.items() if e in self.executions.routes})
+        began = self.driver.clock.now()
         moved = await self.gateway.move(cell_server(command.cell), moves)
         log.info("cell_drained", extra={"cell": command.cell, "num_moves": len(moves), "calls_moved": moved.calls_moved})
         await self.executions.send_routes(moves)
+        self._drain_s[command.cell] = self.driver.clock.now() - began
         self.post(ev.CellDrained, ticket=command.ticket, cell=command.cell)
 
     async def switch_to_training(self, command: cmd.SwitchToTraining) -> None:
-        if await self._unless_lost(self._switch(command.cell, self.steps.enter_training(command.cell))):
+        drained = {"drain": self._drain_s.pop(command.cell, 0.0)}
+        job = self.steps.enter_training(command.cell)
+        if await self._unless_lost(self._switch(command.cell, "training", job, drained)):
             self.post(ev.CellInTraining, ticket=command.ticket, cell=command.cell)
 
     async def return_to_rollout(self, command: cmd.ReturnToRollout) -> None:
-        if await self._unless_lost(self._switch(command.cell, self.steps.enter_rollout(command.cell, command.version))):
+        job = self.steps.enter_rollout(command.cell, command.version)
+        if await self._unless_lost(self._switch(command.cell, "rollout", job, {})):
             self.post(ev.CellInRollout, ticket=command.ticket, cell=command.cell)
 
-    async def _switch(self, cell: int, job: Awaitable[None]) -> None:
+    async def _switch(
+        self, cell: int, role: Literal["training", "rollout"], job: Awaitable[dict[str, float]], before: dict[str, float]
+    ) -> None:
+        """Journal how long each phase took, those `before` included. A switch that broke off is journalled with its reason."""
         began = self.driver.clock.now()
-        await job
+        try:
+            phases_s = before | await job
+        except CellFailed as error:
+            self.driver.journal.append(RoleSwitched(cell, role, before, self.driver.clock.now(), error.reason))
+            raise
+        self.driver.journal.append(RoleSwitched(cell, role, phases_s, self.driver.clock.now()))
         self.observer.see_switch(cell, self.driver.clock.now() - began)
 
     async def _unless_lost(self, job: Awaitable[None]) -> bool:

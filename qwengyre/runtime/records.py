@@ -6,6 +6,8 @@ and the state that a resumed run goes on from.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from qwengyre.core.ids import ExecutionId, GroupId
@@ -63,4 +65,17 @@ class StepPoisoned(msgspec.Struct, frozen=True, tag=True):
     kept_in: str
 
 
-ControllerRecord = AnyEvent | RunOpened | Decided | ExecutionDone | StepPoisoned
+class RoleSwitched(msgspec.Struct, frozen=True, tag=True):
+    """A cell changed its role, or did not: then it was fenced, and the scheduler heard of its loss."""
+
+    cell: int
+    role: Literal["training", "rollout"]
+    """Where it went."""
+    phases_s: dict[str, float]
+    """Seconds of each phase that ended, in order: drain, offload_engine, restore_trainer; offload_trainer, restore_engine."""
+    at: float
+    failed: str = ""
+    """Why it broke off, and in which phase."""
+
+
+ControllerRecord = AnyEvent | RunOpened | Decided | ExecutionDone | StepPoisoned | RoleSwitched

@@ -85,6 +85,7 @@ class Steps:
     async def open_step(self, step: int) -> None:
         await self._fleet.call(CORE, api.BeginStep(step, None), api.Done)
         self.stats[step] = []
+        self.poisoned.pop(step, None)
         self.step_snapshot = await self._expose(step, is_publish=False)
 
     async def _expose(self, version: int, *, is_publish: bool) -> Exposure:
@@ -103,8 +104,8 @@ class Steps:
 
         await self._read_snapshot(cell, operation)
 
-    async def _read_snapshot(self, cell: int, operation: Callable[[], api.Operation]) -> None:
-        """An operation in which `cell` reads a snapshot, asked for anew after every transfer that broke.
+    async def _read_snapshot(self, cell: int, operation: Callable[[], api.Operation]) -> dict[str, float]:
+        """An operation in which `cell` reads a snapshot, asked for anew after every transfer that broke; seconds by phase.
 
         What the core exposed may have died with it: whoever waits for its next life is given what that exposes. Raises StaleRead
         of `operation`, and CellFailed when the cell could not read within the deadline: it is lost then.
@@ -113,8 +114,7 @@ class Steps:
         while True:
             asked = operation()
             try:
-                await self._fleet.call(cell, asked, api.Done)
-                return
+                return (await self._fleet.call(cell, asked, api.Done)).phases_s
             except TransferError as error:
                 log.warning("snapshot_not_read", extra={"cell": cell, "reason": str(error)})
                 if asyncio.get_running_loop().time() > deadline:
@@ -147,7 +147,7 @@ class Steps:
         kept = self._folder.path / "poisoned" / f"{micro_step.micro_step}.msgpack"
         kept.parent.mkdir(exist_ok=True)
         kept.write_bytes(msgspec.msgpack.encode(micro_step))
-        self.poisoned[step] = reason
+        self.poisoned[step] = f"{reason} (its data is kept in {kept})"
         self.on_poisoned(StepPoisoned(step, reason, str(kept)))
 
     async def close_step(self, step: int, members: tuple[int, ...]) -> None:
@@ -183,9 +183,9 @@ class Steps:
 
     async def apply(self, step: int, num_executions: int) -> StepStats:
         """Optimizer, then a checkpoint when one is due; its step is in `checkpoint_step` afterwards."""
-        num = 0 if step in self.poisoned else num_executions
-        answer = await self._fleet.call(CORE, api.Apply(step, num), api.Applied)
-        return answer.stats
+        poisoned = self.poisoned.pop(step, "")
+        answer = await self._fleet.call(CORE, api.Apply(step, 0 if poisoned else num_executions), api.Applied)
+        return msgspec.structs.replace(answer.stats, reason=poisoned) if poisoned else answer.stats
 
     async def checkpoint(self, step: int, journal_position: int) -> None:
         """A state after `step` steps from which the core can be restored, durable on return."""
@@ -198,15 +198,19 @@ class Steps:
 
     # ------------------------------------------------------------------ role switches and publishes
 
-    async def enter_training(self, cell: int) -> None:
+    async def enter_training(self, cell: int) -> dict[str, float]:
+        """Seconds by phase. Raises CellFailed when a phase failed: the cell is fenced then."""
         live = self._fleet.cells.get(cell)
         if live is None:
             raise CellFailed(cell, "is lost")
         live.is_serving = False
-        await self._fleet.call(cell, api.EnterTraining(), api.Done)
+        return (await self._fleet.call(cell, api.EnterTraining(), api.Done)).phases_s
 
-    async def enter_rollout(self, cell: int, version: int) -> None:
-        """With `version`, or what was published since then (after a loss of the core the order of both may turn round)."""
+    async def enter_rollout(self, cell: int, version: int) -> dict[str, float]:
+        """With `version`, or what was published since then (after a loss of the core the order of both may turn round).
+
+        Seconds by phase. Raises CellFailed when a phase failed: the cell is fenced then.
+        """
         if self.published is None:
             # The core died before its first publish: the version that every process started with is on disk.
             self.published = await self._expose_file(cell)
@@ -218,11 +222,12 @@ class Steps:
             given = self.published_version
             return api.EnterRollout(self.published, given)
 
-        await self._read_snapshot(cell, operation)
+        phases_s = await self._read_snapshot(cell, operation)
         if live := self._fleet.cells.get(cell):
             live.is_serving = True
         if given != self.published_version:
             await self.bring_published(cell)
+        return phases_s
 
     async def publish(self, version: int) -> None:
         """Expose `version` and bring it to every engine that serves. A cell that fails here is lost, not the publish."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -33,14 +34,18 @@ class Exposure(msgspec.Struct, frozen=True):
     """Weights of a cell of several ranks lie in one exposure per rank: this one of rank 0, and those of the others behind it."""
 
 
+Pieces = np.ndarray | list[np.ndarray]
+"""One array, or several that follow one another along the first axis: gathered by `expose`, scattered by `read`."""
+
+
 class Carrier(Protocol):
     """One per process. Not thread-safe unless the carrier says so."""
 
-    def expose(self, arrays: dict[str, np.ndarray], *, version: int, epoch: int) -> Exposure:
+    def expose(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
         """Allocate memory that others can read, copy `arrays` in and announce it."""
         ...
 
-    def reserve(self, arrays: dict[str, np.ndarray], *, version: int, epoch: int) -> Exposure:
+    def reserve(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
         """Like `expose`, of the shapes and dtypes alone: fenced until the owner has filled `buffers` and called `republish`."""
         ...
 
@@ -56,8 +61,8 @@ class Carrier(Protocol):
         """Fence readers before the owner changes the bytes: a read that overlaps raises StaleRead."""
         ...
 
-    def read(self, exposure: Exposure, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
-        """Read all regions, or those named in `into`, without the owner's help.
+    def read(self, exposure: Exposure, into: Mapping[str, Pieces] | None = None) -> dict[str, Pieces]:
+        """Read all regions, or those named in `into`, without the owner's help; return what was read, by region.
 
         Raises StaleRead when version or epoch changed before or during the read, or the memory was released;
         TransferError when the owner cannot be reached within the deadline.

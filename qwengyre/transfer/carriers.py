@@ -17,6 +17,10 @@ def open_carrier(config: TransferConfig, *, prefix: str, host: str = "127.0.0.1"
     """
     if config.carrier == "tcp":
         return TcpCarrier(config.host or host, deadline_s=config.deadline_s)
+    if config.carrier == "mooncake":
+        from qwengyre.transfer.mooncake import MooncakeCarrier
+
+        return MooncakeCarrier(config.host or host, protocol=config.mooncake_protocol, device=config.mooncake_device)
     return ShmCarrier(prefix)
 
 

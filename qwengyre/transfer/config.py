@@ -6,14 +6,21 @@ from typing import Literal
 
 import msgspec
 
+CarrierKind = Literal["auto", "shm", "tcp", "mooncake"]
+
 
 class TransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How snapshots and KV blocks travel between the cells of a run."""
 
-    carrier: Literal["auto", "shm", "tcp"] = "auto"
-    """`shm`: shared memory, all cells on one host. `tcp`: a block server in every process. `auto`: by the launcher."""
+    carrier: CarrierKind = "auto"
+    """`shm`: shared memory, all cells on one host. `tcp`: a block server in every process. `mooncake`: the Mooncake Transfer
+    Engine, of the extra `mooncake`. `auto`: by the launcher, `shm` or `tcp`."""
     host: str = ""
-    """Address that the `tcp` carrier listens on; empty: the cell's own. Other hosts must reach it. Traffic is not encrypted."""
+    """Address that `tcp` and `mooncake` are read at; empty: the cell's own. Other hosts must reach it. Traffic is not encrypted."""
+    mooncake_protocol: Literal["tcp", "rdma"] = "tcp"
+    """What Mooncake uses. `rdma` needs an HCA on every host and refuses to start without one."""
+    mooncake_device: str = ""
+    """HCAs that Mooncake may use, separated by commas; empty: all."""
     deadline_s: float = 30.0
     """Longest silence of an owner during a read over TCP; then TransferError."""
 

@@ -1,14 +1,8 @@
 """Transfer on one host: POSIX shared memory, one file of /dev/shm per exposure.
 
-A segment is a header and the data. The owner maps it and writes; a reader opens the file and reads it with the owner none
-the wiser. Reading by file descriptor, not by mapping, keeps a reader from crashing when a segment is cut and from pinning
-memory that the owner has released.
-
-    header   magic u64 | epoch i64 | version i64 | sequence u64 | released u64      64 bytes
-    sequence even: the bytes are at rest. odd: the owner is writing (`begin_write` .. `republish`).
-
-A read takes the header before and after the bytes. They must be equal, at rest, unreleased, and of the exposure's
-epoch and version; else StaleRead. So a torn read cannot be returned.
+A segment is a header (`transfer/header.py`) and the data. A reader opens the file and reads it with the owner none the wiser.
+Reading by file descriptor, not by mapping, keeps a reader from crashing when a segment is cut and from pinning memory that the
+owner has released.
 """
 
 from __future__ import annotations
@@ -18,47 +12,72 @@ import itertools
 import mmap
 import os
 import secrets
-import struct
 import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from qwengyre.core.errors import StaleRead, TransferError
-from qwengyre.transfer.api import Exposure, Region
-from qwengyre.transfer.layout import as_bytes, destinations, lay_out, views
+from qwengyre.transfer.api import Exposure, Pieces
+from qwengyre.transfer.header import HEADER, HEADER_BYTES, Fence, check_fence
+from qwengyre.transfer.layout import as_bytes, destinations, lay_out, pieces_of, views
 
 SHM_DIR = Path("/dev/shm")
-HEADER = struct.Struct("<QqqQQ")
-HEADER_BYTES = 64
 MAGIC = 0x51574E4759524531
-MAX_READ_BYTES = 1 << 30
+MAX_PIECES = 1024
+"""Linux takes no more in one call (IOV_MAX)."""
 
 
 class _Segment:
     """One segment of this process, as its owner sees it."""
 
     def __init__(self, path: Path, num_bytes: int, *, version: int, epoch: int):
-        self.path, self.version, self.epoch, self.sequence, self.released = path, version, epoch, 1, False
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, HEADER_BYTES + num_bytes)
-            self.memory = mmap.mmap(fd, HEADER_BYTES + num_bytes)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            if error.errno == errno.ENOSPC:
-                raise TransferError(f"{SHM_DIR} has no room for {num_bytes} bytes: enlarge it or expose less") from error
-            raise
-        finally:
-            os.close(fd)
-        self.write_header()
+        self.path, self.fence = path, Fence(MAGIC, version=version, epoch=epoch)
+        self.num_bytes = HEADER_BYTES + num_bytes
+        self._memory: mmap.mmap | None = None
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.write_header(self.fence.packed())
 
-    def write_header(self) -> None:
-        HEADER.pack_into(self.memory, 0, MAGIC, self.epoch, self.version, self.sequence, self.released)
+    def write_header(self, header: bytes) -> None:
+        os.pwrite(self._fd, header, 0)
+
+    def allocate(self) -> None:
+        """Take all memory now: a page that is missing when it is touched would be a SIGBUS. Raises TransferError."""
+        with self._room():
+            os.posix_fallocate(self._fd, 0, self.num_bytes)
+
+    def fill(self, contents: Iterable[tuple[int, list[memoryview]]]) -> None:
+        """Take memory by writing (offset, pieces): half the cost of touching a fresh mapping. Raises TransferError."""
+        with self._room():
+            free = os.fstatvfs(self._fd)
+            if free.f_blocks and free.f_bavail * free.f_frsize < self.num_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.truncate(self._fd, self.num_bytes)
+            for offset, pieces in contents:
+                _in_batches(os.pwritev, self._fd, pieces, HEADER_BYTES + offset)
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.close()
+            if error.errno == errno.ENOSPC:
+                raise TransferError(f"{SHM_DIR} has no room for {self.num_bytes} bytes: enlarge it or expose less") from error
+            raise
 
     def data(self) -> memoryview:
-        return memoryview(self.memory)[HEADER_BYTES:]
+        """The bytes behind the header, mapped at first use."""
+        if self._memory is None:
+            self._memory = mmap.mmap(self._fd, self.num_bytes)
+        return memoryview(self._memory)[HEADER_BYTES:]
+
+    def close(self) -> None:
+        self.path.unlink(missing_ok=True)
+        os.close(self._fd)
 
 
 class ShmCarrier:
@@ -73,35 +92,34 @@ class ShmCarrier:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
-    def expose(self, arrays: dict[str, np.ndarray], *, version: int, epoch: int) -> Exposure:
-        exposure = self.reserve(arrays, version=version, epoch=epoch)
-        for name, view in self.buffers(exposure).items():
-            np.copyto(view, arrays[name])
+    def expose(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
+        exposure, segment = _make(self._new_name(), arrays, version=version, epoch=epoch)
+        segment.fill(
+            (region.offset, [as_bytes(np.ascontiguousarray(piece)) for piece in pieces_of(arrays[region.name])])
+            for region in exposure.regions
+        )
+        self._keep(segment)
         return self.republish(exposure, version=version)
 
-    def reserve(self, arrays: dict[str, np.ndarray], *, version: int, epoch: int) -> Exposure:
-        regions, num_bytes = lay_out(arrays)
-        name = f"{self.prefix}-{os.getpid()}-{next(self._numbers)}-{secrets.token_hex(4)}"
-        segment = _Segment(SHM_DIR / name, num_bytes, version=version, epoch=epoch)
-        with self._lock:
-            self._segments[name] = segment
-        return Exposure("shm", name, regions, version, epoch, num_bytes)
+    def reserve(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
+        exposure, segment = _make(self._new_name(), arrays, version=version, epoch=epoch)
+        segment.allocate()
+        self._keep(segment)
+        return exposure
 
     def buffers(self, exposure: Exposure) -> dict[str, np.ndarray]:
         return views(exposure.regions, self._own(exposure).data())
 
     def begin_write(self, exposure: Exposure) -> None:
         segment = self._own(exposure)
-        segment.sequence |= 1
-        segment.write_header()
+        segment.write_header(segment.fence.begin_write())
 
     def republish(self, exposure: Exposure, *, version: int) -> Exposure:
         segment = self._own(exposure)
-        segment.version, segment.sequence = version, (segment.sequence | 1) + 1
-        segment.write_header()
+        segment.write_header(segment.fence.rest(version))
         return msgspec.structs.replace(exposure, version=version)
 
-    def read(self, exposure: Exposure, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    def read(self, exposure: Exposure, into: Mapping[str, Pieces] | None = None) -> dict[str, Pieces]:
         targets = destinations(exposure, into)
         try:
             fd = os.open(SHM_DIR / exposure.location, os.O_RDONLY | os.O_CLOEXEC)
@@ -109,23 +127,23 @@ class ShmCarrier:
             raise StaleRead(f"{exposure.location} was released") from None
         try:
             before = _check_header(fd, exposure)
-            for region, array in targets.items():
-                _read_region(fd, region, array, exposure)
+            for region, value in targets.items():
+                pieces = [as_bytes(piece) for piece in pieces_of(value)]
+                if _in_batches(os.preadv, fd, pieces, HEADER_BYTES + region.offset) < region.num_bytes:
+                    raise StaleRead(f"{exposure.location} ends before region {region.name!r}")
             if _check_header(fd, exposure) != before:
                 raise StaleRead(f"{exposure.location} was rewritten during the read")
         finally:
             os.close(fd)
-        return {region.name: array for region, array in targets.items()}
+        return {region.name: value for region, value in targets.items()}
 
     def release(self, exposure: Exposure) -> None:
         with self._lock:
             segment = self._segments.pop(exposure.location, None)
         if segment is None:
             return
-        segment.released = True
-        segment.sequence |= 1
-        segment.write_header()
-        segment.path.unlink(missing_ok=True)
+        segment.write_header(segment.fence.release())
+        segment.close()
 
     def close(self) -> None:
         for name in list(self._segments):
@@ -133,7 +151,14 @@ class ShmCarrier:
 
     def num_bytes_exposed(self) -> int:
         with self._lock:
-            return sum(len(segment.memory) for segment in self._segments.values())
+            return sum(segment.num_bytes for segment in self._segments.values())
+
+    def _new_name(self) -> str:
+        return f"{self.prefix}-{os.getpid()}-{next(self._numbers)}-{secrets.token_hex(4)}"
+
+    def _keep(self, segment: _Segment) -> None:
+        with self._lock:
+            self._segments[segment.path.name] = segment
 
     def _own(self, exposure: Exposure) -> _Segment:
         try:
@@ -150,27 +175,28 @@ def cleanup(prefix: str) -> int:
     return len(paths)
 
 
+def _make(name: str, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> tuple[Exposure, _Segment]:
+    regions, num_bytes = lay_out(arrays)
+    segment = _Segment(SHM_DIR / name, num_bytes, version=version, epoch=epoch)
+    return Exposure("shm", name, regions, version, epoch, num_bytes), segment
+
+
 def _check_header(fd: int, exposure: Exposure) -> bytes:
     header = os.pread(fd, HEADER.size, 0)
-    if len(header) < HEADER.size:
-        raise StaleRead(f"{exposure.location} is being made or was cut")
-    magic, epoch, version, sequence, released = HEADER.unpack(header)
-    if magic != MAGIC or released:
-        raise StaleRead(f"{exposure.location} was released")
-    if (epoch, version) != (exposure.epoch, exposure.version):
-        raise StaleRead(
-            f"{exposure.location} holds version {version} of epoch {epoch}, not {exposure.version} of {exposure.epoch}"
-        )
-    if sequence % 2:
-        raise StaleRead(f"{exposure.location} is being written")
+    check_fence(header, MAGIC, exposure)
     return header
 
 
-def _read_region(fd: int, region: Region, array: np.ndarray, exposure: Exposure) -> None:
-    target, done = as_bytes(array), 0
-    while done < region.num_bytes:
-        stop = min(done + MAX_READ_BYTES, region.num_bytes)
-        num_read = os.preadv(fd, [target[done:stop]], HEADER_BYTES + region.offset + done)
-        if num_read == 0:
-            raise StaleRead(f"{exposure.location} ends before region {region.name!r}")
-        done += num_read
+def _in_batches(move: Callable[[int, list[memoryview], int], int], fd: int, pieces: list[memoryview], offset: int) -> int:
+    """preadv or pwritev of all pieces, however many and however large; return the number of bytes until the file ended."""
+    left, done = [piece for piece in pieces if len(piece)], 0
+    while left:
+        moved = move(fd, left[:MAX_PIECES], offset + done)
+        if moved == 0:
+            break
+        done += moved
+        while left and moved >= len(left[0]):
+            moved -= len(left.pop(0))
+        if moved:
+            left[0] = left[0][moved:]
+    return done

@@ -16,13 +16,14 @@ import secrets
 import socket
 import struct
 import threading
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 
 from qwengyre.core.errors import StaleRead, TransferError
-from qwengyre.transfer.api import Exposure
-from qwengyre.transfer.layout import as_bytes, destinations, lay_out, views
+from qwengyre.transfer.api import Exposure, Pieces
+from qwengyre.transfer.layout import as_bytes, copy_pieces, destinations, lay_out, pieces_of, views
 
 log = logging.getLogger(__name__)
 OK, STALE = b"\0", b"\1"
@@ -73,13 +74,13 @@ class TcpCarrier:
         self._address = f"{host}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, name="tcp-carrier", daemon=True).start()
 
-    def expose(self, arrays: dict[str, np.ndarray], *, version: int, epoch: int) -> Exposure:
+    def expose(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
         exposure = self.reserve(arrays, version=version, epoch=epoch)
         for name, view in self.buffers(exposure).items():
-            np.copyto(view, arrays[name])
+            copy_pieces(view, arrays[name])
         return self.republish(exposure, version=version)
 
-    def reserve(self, arrays: dict[str, np.ndarray], *, version: int, epoch: int) -> Exposure:
+    def reserve(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
         regions, num_bytes = lay_out(arrays)
         name = secrets.token_hex(16)
         self._segments[name] = _Segment(num_bytes, version=version, epoch=epoch)
@@ -97,7 +98,7 @@ class TcpCarrier:
         segment.sequence = (segment.sequence | 1) + 1
         return msgspec.structs.replace(exposure, version=version)
 
-    def read(self, exposure: Exposure, into: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    def read(self, exposure: Exposure, into: Mapping[str, Pieces] | None = None) -> dict[str, Pieces]:
         targets = destinations(exposure, into)
         address, _, name = exposure.location.rpartition("/")
         host, _, port = address.rpartition(":")
@@ -107,14 +108,15 @@ class TcpCarrier:
             with socket.create_connection((host, int(port)), timeout=self._deadline_s) as connection:
                 connection.sendall(LENGTH.pack(len(request)) + request)
                 _check_status(connection, exposure)
-                for array in targets.values():
-                    _receive(connection, as_bytes(array))
+                for value in targets.values():
+                    for piece in pieces_of(value):
+                        _receive(connection, as_bytes(piece))
                 _check_status(connection, exposure)
         except TimeoutError as error:
             raise TransferError(f"{address} did not send within {self._deadline_s} s") from error
         except OSError as error:
             raise TransferError(f"{address} cannot be read: {error}") from error
-        return {region.name: array for region, array in targets.items()}
+        return {region.name: value for region, value in targets.items()}
 
     def release(self, exposure: Exposure) -> None:
         segment = self._segments.pop(_name(exposure), None)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -16,14 +17,15 @@ import pytest
 
 from qwengyre.core.errors import StaleRead, TransferError
 from qwengyre.transfer.api import Carrier, Exposure
+from qwengyre.transfer.carriers import open_carrier
+from qwengyre.transfer.config import TransferConfig
 from qwengyre.transfer.shm import ShmCarrier, cleanup
-from qwengyre.transfer.tcp import TcpCarrier
 
 OWNER = """
 import sys, msgspec, numpy as np
-from qwengyre.transfer.shm import ShmCarrier
-from qwengyre.transfer.tcp import TcpCarrier
-carrier = ShmCarrier(sys.argv[2]) if sys.argv[1] == "shm" else TcpCarrier()
+from qwengyre.transfer.carriers import open_carrier
+from qwengyre.transfer.config import TransferConfig
+carrier = open_carrier(TransferConfig(carrier=sys.argv[1]), prefix=sys.argv[2])
 arrays = {"weights": np.arange(300_000, dtype=np.float32), "empty": np.zeros((0, 4), np.float32)}
 sys.stdout.buffer.write(msgspec.json.encode(carrier.expose(arrays, version=5, epoch=2)) + b"\\n")
 sys.stdout.flush()
@@ -31,7 +33,11 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(params=["shm", "tcp"])
+KINDS = ["shm", "tcp", *(["mooncake"] if find_spec("mooncake") else [])]
+"""`make test-mooncake` installs the third."""
+
+
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -51,7 +57,7 @@ def carrier(kind: str, prefix: str) -> Iterator[Carrier]:
 
 
 def make(kind: str, prefix: str) -> Carrier:
-    return ShmCarrier(prefix) if kind == "shm" else TcpCarrier(deadline_s=10)
+    return open_carrier(msgspec.convert({"carrier": kind, "deadline_s": 10}, TransferConfig), prefix=prefix)
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -100,6 +106,19 @@ def test_a_destination_that_does_not_fit_is_refused(carrier, target):
     exposure = carrier.expose(arrays(), version=3, epoch=1)
     with pytest.raises(TransferError):
         carrier.read(exposure, target)
+
+
+def test_a_region_can_be_gathered_from_pieces_and_scattered_to_others(carrier):
+    whole = np.arange(3000 * 4, dtype=np.float32).reshape(3000, 4)
+    exposure = carrier.expose({"x": [whole[:1], whole[1:1], *np.split(whole[1:], 2999)], "y": np.arange(3)}, version=3, epoch=1)
+    np.testing.assert_array_equal(carrier.read(exposure)["x"], whole)
+    target = np.zeros((6000, 4), np.float32)
+    carrier.read(exposure, {"x": [target[2 * row : 2 * row + 1] for row in range(3000)]})
+    np.testing.assert_array_equal(target[::2], whole)
+    assert not target[1::2].any()
+    for wrong in ([target[:1]], [target[:2999], np.zeros((1, 4), np.float64)], [target[:2999], np.zeros((1, 5), np.float32)]):
+        with pytest.raises(TransferError):
+            carrier.read(exposure, {"x": wrong})
 
 
 def test_another_version_or_epoch_is_stale(carrier):
@@ -231,7 +250,7 @@ def test_an_owner_that_was_killed_gives_whole_bytes_or_an_error(kind, prefix):
     thread.join()
     reader.close()
     assert all(result is True for result in results if not isinstance(result, TransferError))
-    if kind == "tcp":
+    if kind != "shm":
         assert isinstance(results[-1], TransferError)
     else:
         assert cleanup(prefix) == 1

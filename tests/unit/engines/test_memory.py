@@ -1,0 +1,62 @@
+"""What an engine's memory does: moves whole, and goes back to the system."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qwengyre.engines.api import GenerateRequest, Sampling
+from qwengyre.engines.config import EngineConfig
+from qwengyre.engines.embedded import EmbeddedEngine
+from qwengyre.engines.kv import KVMemory
+from qwengyre.engines.model import read_spec
+from qwengyre.testing.engines import write_tiny_qwen3
+from qwengyre.transfer.tcp import TcpCarrier
+
+
+@pytest.mark.parametrize("num_more", [0, 2])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_any_blocks_can_be_exposed_and_read_into_any_others(tmp_path: Path, stride: int, num_more: int):
+    spec = read_spec(write_tiny_qwen3(tmp_path))
+    source, destination = (KVMemory(spec, num_blocks=80, block_size=8) for _ in range(2))
+    generator = np.random.default_rng(0)
+    source.blocks.numpy()[:] = generator.normal(size=source.blocks.shape)
+    sent = [*range(40, 50), *generator.permutation(40)[:20].tolist()]
+    kept = list(range(3, 3 + stride * (30 - num_more), stride))
+    carrier = TcpCarrier()
+    carrier.read(carrier.expose(source.regions(sent), version=0, epoch=0), into=destination.regions(kept, num_more=num_more))
+    carrier.close()
+    np.testing.assert_array_equal(destination.blocks[:, kept].numpy(), source.blocks[:, sent[: len(kept)]].numpy())
+
+
+def resident_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("/proc/self/status has no RssAnon")
+
+
+def test_offload_gives_the_memory_back_to_the_system(tmp_path: Path):
+    model_dir = write_tiny_qwen3(tmp_path)
+    num_bytes = 64 << 20
+
+    async def main() -> None:
+        carrier = TcpCarrier()
+        spec = read_spec(model_dir)
+        per_block = 4 * spec.num_layers * 2 * spec.kv_heads * 16 * spec.head_dim
+        config = EngineConfig(kv_blocks=num_bytes // per_block)
+        engine = EmbeddedEngine(model_dir, carrier, config)
+        prompt = GenerateRequest("a", np.arange(40, dtype=np.int32).tobytes(), Sampling(1.0, 4, (), 0))
+        assert [chunk async for chunk in engine.generate(prompt)]
+        assert engine._core is not None
+        engine._core.memory.blocks.fill_(1.0)
+        before = resident_bytes()
+        await engine.offload()
+        assert before - resident_bytes() > 0.9 * num_bytes
+        await engine.close()
+        carrier.close()
+
+    asyncio.run(main())
