@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
@@ -23,7 +25,14 @@ from qwengyre.runtime.records import ExecutionDone
 from qwengyre.trajectory.harness_rules import HarnessRules
 from qwengyre.trajectory.roles import assign_roles, detect_harness
 
+PIPE_WIDTH: Final = 240
 _ORIGIN_STYLE = {"context": "bright_black", "trained": "green", "masked": "dark_orange"}
+
+
+class Column(NamedTuple):
+    name: str
+    show: Callable[[ExecutionLine], str]
+    is_number: bool = False
 
 
 class ExecutionLine(msgspec.Struct, frozen=True):
@@ -72,7 +81,7 @@ def inspect(
             for line in lines:
                 typer.echo(msgspec.json.encode(line).decode())
         else:
-            Console().print(_listing(lines))
+            _print(lambda console: _listing(lines, console))
         return
     recorded = find_execution(sources.gateway_journal, execution, attempt)
     tree = recorded.tree()
@@ -81,7 +90,15 @@ def inspect(
     if html is not None:
         write_text(html, tree_page(f"Execution {execution}", _facts(line), rows))
     else:
-        Console().print(_rich_tree(line, rows))
+        _print(lambda console: _rich_tree(line, rows))
+
+
+def _print(draw: Callable[[Console], RenderableType]) -> None:
+    """On a terminal in its width, else whatever the width."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    console.print(draw(console))
 
 
 def _line(recorded: RecordedExecution, scores: Scores, rules: tuple[HarnessRules, ...]) -> ExecutionLine:
@@ -115,31 +132,49 @@ def _end(done: ExecutionDone | None, is_closed: bool) -> str:
     return "closed" if is_closed else "open"
 
 
-def _listing(lines: list[ExecutionLine]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("execution", "kind", "task"):
-        table.add_column(name, no_wrap=True)
-    for name in ("version", "reward", "calls", "tokens", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("end", "calls by role"):
-        table.add_column(name)
-    for line in lines:
-        reward = "" if line.reward is None else f"{line.reward:.2f}" if line.validity == "valid" else line.validity
-        roles = ", ".join(f"{line.roles[role.value]} {role.value}" for role in Role if role.value in line.roles)
-        time = "" if line.duration_s is None else f"{line.duration_s:.1f} s"
-        table.add_row(
-            line.execution,
-            line.kind,
-            line.task,
-            "" if line.version is None else str(line.version),
-            reward,
-            f"{line.num_calls:,}",
-            f"{line.num_distinct_tokens:,}",
-            time,
-            line.end,
-            roles,
-        )
+def _listing(lines: list[ExecutionLine], console: Console) -> Table:
+    """A row an execution, whole cells only: columns that find no room on a terminal are left out, the least telling ones first."""
+    columns = [column for column in COLUMNS if column.name not in LEFT_OUT_FIRST]
+    table, unlimited = _table(lines, columns), console.options.update(max_width=PIPE_WIDTH)
+    for name in reversed(LEFT_OUT_FIRST):
+        wanted = [column for column in COLUMNS if column in columns or column.name == name]
+        wider = _table(lines, wanted)
+        if console.is_terminal and console.measure(wider, options=unlimited).maximum > console.width:
+            break
+        columns, table = wanted, wider
     return table
+
+
+def _table(lines: list[ExecutionLine], columns: list[Column]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column.name, justify="right" if column.is_number else "left", no_wrap=True)
+    for line in lines:
+        table.add_row(*(column.show(line) for column in columns))
+    return table
+
+
+def _reward(line: ExecutionLine) -> str:
+    return "" if line.reward is None else f"{line.reward:.2f}" if line.validity == "valid" else line.validity
+
+
+def _roles(line: ExecutionLine) -> str:
+    return ", ".join(f"{line.roles[role.value]} {role.value}" for role in Role if role.value in line.roles)
+
+
+COLUMNS: Final = (
+    Column("execution", lambda line: line.execution),
+    Column("kind", lambda line: line.kind),
+    Column("task", lambda line: line.task),
+    Column("version", lambda line: "" if line.version is None else str(line.version), is_number=True),
+    Column("reward", _reward, is_number=True),
+    Column("calls", lambda line: f"{line.num_calls:,}", is_number=True),
+    Column("tokens", lambda line: f"{line.num_distinct_tokens:,}", is_number=True),
+    Column("time", lambda line: "" if line.duration_s is None else f"{line.duration_s:.1f} s", is_number=True),
+    Column("end", lambda line: line.end),
+    Column("calls by role", _roles),
+)
+LEFT_OUT_FIRST: Final = ("calls by role", "version", "kind", "tokens", "time")
 
 
 def _facts(line: ExecutionLine) -> str:

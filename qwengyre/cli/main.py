@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Annotated, Final
@@ -33,6 +35,8 @@ COMMANDS: Final[Commands] = {
 }
 USER_ERROR: Final = 2
 INTERRUPTED: Final = 130
+REFUSALS: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+"""What a machine refuses whoever asks: a word for the user, no bug of ours."""
 
 
 def main() -> None:
@@ -100,7 +104,7 @@ def _guarded(function: Callable, show_traceback: bool) -> Callable:
         except KeyboardInterrupt:
             _print_error("stopped")
             raise typer.Exit(INTERRUPTED) from None
-        except (QwenGyreError, ExceptionGroup) as error:
+        except (QwenGyreError, ExceptionGroup, OSError) as error:
             mistakes = user_errors(error)
             if show_traceback or not mistakes:
                 raise
@@ -112,7 +116,7 @@ def _guarded(function: Callable, show_traceback: bool) -> Callable:
 
 
 def user_errors(error: Exception) -> list[QwenGyreError]:
-    """The QwenGyreErrors in `error`, task groups opened; none if anything else, a bug of ours, is among them.
+    """What a user can act on in `error`, task groups opened; none if anything else, a bug of ours, is among them.
 
     >>> [str(e) for e in user_errors(ExceptionGroup("tasks", [QwenGyreError("port 80 is taken")]))]
     ['port 80 is taken']
@@ -121,6 +125,9 @@ def user_errors(error: Exception) -> list[QwenGyreError]:
     """
     if isinstance(error, QwenGyreError):
         return [error]
+    if isinstance(error, OSError) and error.errno in REFUSALS:
+        where = f"{error.filename}: " if error.filename else ""
+        return [QwenGyreError(f"{where}{os.strerror(error.errno)}")]
     if not isinstance(error, ExceptionGroup):
         return []
     found = [user_errors(inner) for inner in error.exceptions]

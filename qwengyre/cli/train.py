@@ -12,6 +12,7 @@ from qwengyre.config.dump import dump_toml
 from qwengyre.config.run import load_run
 from qwengyre.core.errors import ConfigError, QwenGyreError
 from qwengyre.telemetry.folder import RunFolder
+from qwengyre.telemetry.metrics import has_finished
 
 
 def train(
@@ -34,6 +35,11 @@ def train(
         raise ConfigError("give either a run file or --resume RUN", file="qwengyre train")
     if resume is not None:
         folder = RunFolder.open_to_resume(resume)
+        if has_finished(folder):
+            from qwengyre.dashboard.report import write_report
+
+            typer.echo(f"{folder.path} has finished, there is nothing to go on with; its report: {write_report(folder)}")
+            return
         config = load_run(folder.config, overrides or [])
     else:
         config = load_run(run_file, overrides or [])  # type: ignore[arg-type]

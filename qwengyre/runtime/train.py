@@ -46,6 +46,7 @@ from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.log_lines import log_to
+from qwengyre.telemetry.records import FINISHED
 from qwengyre.trainer.records import AuditReport
 from qwengyre.transfer.shm import cleanup
 
@@ -105,7 +106,7 @@ class Run:
                 finally:
                     watching.cancel()
                     await asyncio.gather(watching, return_exceptions=True)
-            reason = "finished"
+            reason = FINISHED
         except BaseException as error:
             reason = reason if isinstance(error, (KeyboardInterrupt, asyncio.CancelledError)) else f"failed: {error}"
             raise

@@ -101,7 +101,8 @@ class RunFolder:
         folder = cls(path)
         if folder.config.is_file():
             return folder
+        what = "no config.toml in it" if folder.path.exists() else "it does not exist"
         parent = folder.path if folder.path.is_dir() else folder.path.parent
         runs = sorted(config.parent.name for config in parent.glob("*/config.toml"))[-3:]
         hint = f"; there are: {', '.join(str(parent / run) for run in runs)}" if runs else ""
-        raise ConfigError(f"not the folder of a run: no config.toml in it{hint}", file=str(path))
+        raise ConfigError(f"not the folder of a run: {what}{hint}", file=str(path))

@@ -13,7 +13,7 @@ import msgspec
 from qwengyre.core.errors import JournalCorrupt, JournalFull
 from qwengyre.telemetry.event_file import EventFile
 from qwengyre.telemetry.folder import RunFolder
-from qwengyre.telemetry.records import MetricRecord, scalars
+from qwengyre.telemetry.records import FINISHED, MetricRecord, RunBegan, RunEnded, scalars
 
 _DECODER = msgspec.json.Decoder(MetricRecord)
 
@@ -72,6 +72,12 @@ def read_metrics(path: str | Path) -> Iterator[MetricRecord]:
                     str(path), offset=offset, reason=f"this line is no metric of this version ({error})"
                 ) from error
             offset += len(line)
+
+
+def has_finished(folder: RunFolder) -> bool:
+    """Whether the run was led to its end, so that nothing is left to do. Raises JournalCorrupt."""
+    bounds = [record for record in read_metrics(folder.metrics) if isinstance(record, (RunBegan, RunEnded))]
+    return bool(bounds) and isinstance(bounds[-1], RunEnded) and bounds[-1].reason == FINISHED
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -13,6 +13,8 @@ import msgspec
 
 Number = float | None
 """A number that need not be finite: JSON has no nan, so what is not finite is written and read as null."""
+FINISHED: Final = "finished"
+"""Why a run ended that was led to its end."""
 CellRole = Literal["rollout", "draining", "to_training", "training", "to_rollout", "lost"]
 
 
@@ -123,7 +125,7 @@ class AuditFinished(Metric, frozen=True, tag=True):
 
 class RunEnded(Metric, frozen=True, tag=True):
     reason: str
-    """finished, stopped, or what failed."""
+    """`FINISHED`, stopped, or what failed."""
 
 
 MetricRecord = (

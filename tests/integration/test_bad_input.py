@@ -13,6 +13,8 @@ from qwengyre.dashboard.server import listen
 from qwengyre.journal import Journal
 from qwengyre.runtime.records import ControllerRecord
 from qwengyre.telemetry.folder import RunFolder
+from qwengyre.telemetry.metrics import Metrics
+from qwengyre.telemetry.records import FINISHED, CountsSampled, RunEnded
 from tests.integration.run_kit import RunKit
 
 pytestmark = pytest.mark.integration
@@ -112,6 +114,16 @@ def test_a_resume_that_is_refused_removes_nothing(run_file: Path):
         assert code == 2 and message in error
         assert folder.gateway_journal.read_bytes() == b"tokens"
         folder.controller_journal.touch()
+
+
+def test_resuming_a_run_that_has_finished_gives_its_report(run_file: Path):
+    folder = RunFolder.create(run_file.parent / "runs", "run", run_file.read_text())
+    folder.controller_journal.touch()
+    with Metrics(folder) as metrics:
+        metrics.record(RunEnded(1.0, FINISHED))
+        metrics.record(CountsSampled(1.0, {}))
+    code, _ = qwengyre("train", "--resume", folder.path)
+    assert code == 0 and folder.report.is_file()
 
 
 def test_resuming_a_run_that_goes_on_leaves_its_records_alone(tmp_path: Path):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +106,14 @@ def test_train_wants_a_run_file_or_a_run_to_resume():
 
 def test_train_does_not_resume_what_is_no_run(tmp_path: Path):
     assert "not the folder of a run" in run("train", "--resume", str(tmp_path)).stderr
+
+
+def test_what_the_machine_refuses_is_a_word_and_no_traceback(monkeypatch: pytest.MonkeyPatch):
+    def train() -> None:
+        raise ExceptionGroup("tasks", [PermissionError(errno.EACCES, "Permission denied", "runs/a/journal")])
+
+    program(monkeypatch, train)
+    result = run("train")
+    assert (result.exit_code, result.stderr) == (2, "error: runs/a/journal: Permission denied\n")
+    program(monkeypatch, lambda: Path("/no/such/file/of/ours").read_text())
+    assert isinstance(run("train").exception, FileNotFoundError)
