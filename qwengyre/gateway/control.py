@@ -100,6 +100,8 @@ class ControlApp:
             model=asked.model,
         )
         execution = await self._gateway.open(opened)
+        if asked.server is not None:
+            execution.route.set(asked.server)
         await self._gateway.wait_durable()
         return OpenedExecution(key=execution.keys.key, path=execution.keys.path)
 

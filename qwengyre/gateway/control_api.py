@@ -33,6 +33,8 @@ class OpenExecution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_context_tokens: int = 1 << 30
     max_tokens_per_call: int = 1 << 30
     model: str = "policy"
+    server: ServerId | None = None
+    """Where its calls go from the start; None holds them until a route is set."""
 
 
 class OpenedExecution(msgspec.Struct, frozen=True):

@@ -84,9 +84,11 @@ class Executions:
             return await self._run(plan, execution, attempt, at)
 
     async def _run(self, plan: GroupPlan, execution: ExecutionId, attempt: int, at: Callable[[], float]) -> ExecutionDone:
-        opened = await self._gateway.open(self._order(plan, execution, attempt))
+        order = self._order(plan, execution, attempt)
+        opened = await self._gateway.open(order)
         self._open.add(execution)
-        await self.send_routes([execution])
+        if self.routes.get(execution) != order.server:
+            await self.send_routes([execution])
         spec = ExecutionSpec(
             execution=execution,
             task=self._tasks[plan.task],
@@ -118,6 +120,7 @@ class Executions:
             max_context_tokens=self._settings.max_context_tokens,
             max_tokens_per_call=self._settings.max_tokens_per_call,
             model=self._settings.model,
+            server=self.routes.get(execution),
         )
 
     async def route(self, execution: ExecutionId, server: ServerId | None) -> None:

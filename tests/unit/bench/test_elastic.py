@@ -44,7 +44,7 @@ def test_plan_prices_the_same_work_as_the_simulator(policy):
     _, pool = build(SMALL, Setting(policy=policy))
     plan = make_plan(SMALL, durations, pool, TEN_S)
     assert plan.executions_s[5][2] + TEN_S.lead_s == pytest.approx(durations.unloaded_GN[5, 2] / 360)
-    work = sum(plan.micro_steps_s) * SMALL.micro_steps_per_group * pool.cell_nodes
+    work = sum(plan.micro_steps_s) * SMALL.micro_steps_per_group * pool.cell_nodes / plan.num_replicas
     assert work == pytest.approx(SMALL.steps * SMALL.train_node_hours_per_step * 10, rel=0.02)
 
 

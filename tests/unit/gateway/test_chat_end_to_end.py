@@ -145,11 +145,13 @@ def test_control_api_opens_reports_and_closes(bench):
             assert opened["path"].startswith("/e/") and opened["key"].startswith("sk-qg-")
             again = (await control.post("/control/executions", json={"execution": "e000009-1", "seed": 3})).json()
             assert again == opened
-            higher = (await control.post("/control/executions", json={"execution": "e000009-1", "attempt": 1})).json()
+            higher = (
+                await control.post("/control/executions", json={"execution": "e000009-1", "attempt": 1, "server": "cell-3"})
+            ).json()
             assert higher["key"] != opened["key"]
             assert bench.gateway.by_key(opened["key"]) is None
             report = (await control.get("/control/stats")).json()
-            assert report["executions"] == {"e000009-1": 0}
+            assert report["executions"] == {"e000009-1": 0} and report["routes"] == {"e000009-1": "cell-3"}
             closed = (await control.post("/control/executions/e000009-1/close")).json()
             assert closed["events"] == [] and closed["attempt"] == 1
             assert bench.gateway.by_key(higher["key"]) is None

@@ -111,6 +111,7 @@ def test_of_two_routes_under_way_the_last_one_counts():
 
     class Gateway:
         async def open(self, order):
+            routed.append(order.server)
             return OpenedExecution(key="k", path="/e/t/v1")
 
         async def route(self, routes):
@@ -145,3 +146,38 @@ def test_of_two_routes_under_way_the_last_one_counts():
     asyncio.run(body())
     assert routed == ["cell-0", "cell-1", "cell-2"]
     assert executions.routes == {}
+
+
+def test_route_that_changes_while_an_execution_is_opened_is_told_afterwards(outcome):
+    """It is opened with its route, in one order; only another route needs a second one."""
+    routed = []
+
+    class Gateway:
+        async def open(self, order):
+            if order.execution == moved:
+                await executions.route(moved, "cell-1")
+            return OpenedExecution(key="k", path="/e/t/v1")
+
+        async def route(self, routes):
+            routed.append(routes)
+
+        async def close_execution(self, execution):
+            return ClosedExecution(execution, 0, [], SessionCounts())
+
+    class Launcher:
+        async def run_execution(self, spec, num_calls):
+            return outcome
+
+    plan = GroupPlan(0, "train", 0, "t", 1.0, 2)
+    moved, stays = members_of(plan)
+    settings = ExecutionSettings(seed=0, max_context_tokens=10, max_tokens_per_call=5)
+    task = Task("t", "/t", "do", 1.0, 1.0)
+    executions = Executions(Gateway(), Launcher(), {"t": task}, settings, BUILTIN, max_concurrent=2)
+
+    async def body():
+        for execution in (moved, stays):
+            executions.routes[execution] = "cell-0"
+            await executions.run(plan, execution, 0, lambda: 0.0)
+
+    asyncio.run(body())
+    assert routed == [{moved: "cell-1"}]
