@@ -73,6 +73,8 @@ class Controller:
         self._restarting: dict[int, asyncio.Task] = {}
         self._lost_before: list[int] = []
         """Lost before the run drove anything."""
+        self._known_lost: set[int] = set()
+        """The scheduler hears of a loss once, however many new lives end on their way."""
         self._losses = Losses()
         self._drain_s: dict[int, float] = {}
         """How long the calls of a leaving cell took to move away."""
@@ -225,13 +227,15 @@ class Controller:
         self._taken[command.step].append(command)
 
     async def compute(self, command: cmd.Compute) -> None:
+        micro_step, computed = self.steps.micro_steps[command.micro_step], self._computed[command.step]
+
         async def run() -> None:
             stats = await self.steps.compute(command)
             if stats is not None:
                 self.observer.see_micro_step(command.cell, stats)
 
         if await self._unless_lost(run()):
-            self._computed[command.step].append(self.steps.micro_steps[command.micro_step])
+            computed.append(micro_step)  # of a step that was given up meanwhile, to a list that nobody reads
             self.post(ev.MicroStepDone, ticket=command.ticket, cell=command.cell)
 
     async def close_step(self, command: cmd.CloseStep) -> None:
@@ -290,15 +294,20 @@ class Controller:
     def _on_cell_lost(self, cell: int) -> None:
         """`cell` also numbers the standalone engines, behind the cells."""
         self.observer.say(f"{self.fleet.server(cell)} is lost; its calls go elsewhere, its micro-steps are claimed again")
+        if cell not in self._known_lost:
+            self._known_lost.add(cell)
+            self._tell_of_loss(cell)
+        if self._restarts is None:
+            self._lost_before.append(cell)
+        else:
+            self._restarting[cell] = self._restarts.create_task(self._replace(cell), name=f"restart cell {cell}")
+
+    def _tell_of_loss(self, cell: int) -> None:
         standalone = cell - self.config.scheduler.num_cells
         if standalone < 0:
             self.post(ev.CellLost, cell=cell)
         else:
             self.post(ev.StandaloneLost, index=standalone)
-        if self._restarts is None:
-            self._lost_before.append(cell)
-        else:
-            self._restarting[cell] = self._restarts.create_task(self._replace(cell), name=f"restart cell {cell}")
 
     async def _replace(self, cell: int) -> None:
         """Raises CellFailed for the core when it may not come back, and for a cell that does not stay."""
@@ -332,6 +341,7 @@ class Controller:
         await self.fleet.start(cell)
         step = await self.steps.restore_core() if cell == CORE else None
         await self.steps.bring_published(cell)
+        self._known_lost.discard(cell)
         standalone = cell - self.config.scheduler.num_cells
         if standalone < 0:
             self.post(ev.CellReturned, cell=cell, step=step)
@@ -345,6 +355,7 @@ class Controller:
 
     async def run(self, restart: Sequence[int] = ()) -> None:
         """Until the run is finished. `restart` are cells that the scheduler knows to be lost: the core first, then the others."""
+        self._known_lost.update(restart)
         async with asyncio.TaskGroup() as self._restarts:
             if restart:
                 self._restarts.create_task(self._restart_all(restart), name="restart all cells")

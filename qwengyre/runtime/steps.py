@@ -122,17 +122,19 @@ class Steps:
                 await asyncio.sleep(READ_AGAIN_S)
 
     async def compute(self, command: cmd.Compute) -> MicroStepStats | None:
-        """None when the loss was not finite: the step is poisoned, its data kept."""
+        """None when the loss was not finite: the step is poisoned, its data kept. An answer of a step that was given up counts nowhere."""
         micro_step = msgspec.structs.replace(self.micro_steps[command.micro_step], step=command.step)
+        stats = self.stats[command.step]
         try:
             answer = await self._fleet.call(command.cell, api.Compute(micro_step), api.Computed, self._config.compute_timeout_s)
         except NonFiniteLoss as error:
-            self._poison(command.step, micro_step, str(error))
+            if self.stats.get(command.step) is stats:
+                self._poison(command.step, micro_step, str(error))
             return None
         except CellFailed as error:
             self._blame(micro_step, error)
             raise
-        self.stats[command.step].append(answer.stats)
+        stats.append(answer.stats)
         return answer.stats
 
     def _blame(self, micro_step: MicroStep, error: CellFailed) -> None:

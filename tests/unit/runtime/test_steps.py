@@ -384,6 +384,32 @@ class TestCompute:
 
         run(body)
 
+    @pytest.mark.parametrize("is_open_again", [True, False])
+    def test_answer_of_a_step_that_was_given_up_counts_nowhere(self, steps, is_open_again):
+        async def body():
+            made, fleet = self.prepared(steps)
+            may_answer = asyncio.Event()
+            answers = [api.Computed(None), NonFiniteLoss("tiny", execution="e000000-0", path=0, what="loss is nan")]
+
+            async def compute(cell, operation):
+                answer = answers.pop()
+                await may_answer.wait()
+                if isinstance(answer, Exception):
+                    raise answer
+                return answer
+
+            fleet.answers[api.Compute] = compute
+            computing = [asyncio.create_task(made.compute(self.command)) for _ in range(2)]
+            await asyncio.sleep(0)
+            del made.stats[4]
+            if is_open_again:
+                await made.open_step(4)
+            may_answer.set()
+            await asyncio.gather(*computing)
+            assert made.poisoned == {} and made.stats == ({4: []} if is_open_again else {})
+
+        run(body)
+
     def test_micro_step_that_takes_one_cell_after_the_other_down_ends_the_run(self, steps):
         async def body():
             made, fleet = self.prepared(steps)

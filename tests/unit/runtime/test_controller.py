@@ -1,0 +1,169 @@
+"""The driver's half of losses, on a real scheduler with cells that are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from qwengyre.core.errors import CellFailed
+from qwengyre.core.ids import numbered_server
+from qwengyre.runtime import controller as runtime
+from qwengyre.runtime.config import RuntimeConfig
+from qwengyre.runtime.driver import RunClock
+from qwengyre.runtime.give_up import MAX_LOSSES, ProcessGaveUp
+from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
+from qwengyre.scheduler import commands as cmd
+from qwengyre.scheduler import events as ev
+from qwengyre.scheduler.cells import CellState
+from qwengyre.scheduler.config import SchedulerConfig
+from qwengyre.scheduler.scheduler import Scheduler
+from qwengyre.trainer.config import TrainerConfig
+
+SCHEDULER = SchedulerConfig(num_cells=2, num_standalone=1, slots_per_cell=2, steps=1, groups_per_step=1, executions_per_group=2)
+
+
+class Journal(list):
+    position = 0
+
+
+class Fleet:
+    """Starts nothing; `lives` counts what was started."""
+
+    def __init__(self) -> None:
+        self.lives: list[int] = []
+        self.on_lost = lambda cell: None
+
+    def server(self, number: int) -> str:
+        return numbered_server(number, SCHEDULER.num_cells)
+
+    async def start(self, cell: int) -> None:
+        self.lives.append(cell)
+
+
+class Steps:
+    """Cells lose their next `dying` lives before they have their weights."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet, self.dying = fleet, 0
+        self.is_back = asyncio.Event()
+        self.micro_steps = {"m0": "micro-step"}
+        self.answer = asyncio.Event()
+
+    async def bring_published(self, cell: int) -> None:
+        if self.dying:
+            self.dying -= 1
+            self.fleet.on_lost(cell)
+            raise CellFailed(cell, "died")
+        self.is_back.set()
+
+    async def open_step(self, step: int) -> None: ...
+
+    async def compute(self, command: cmd.Compute) -> None:
+        await self.answer.wait()
+
+    def regroup(self, order: tuple[int, ...]) -> None: ...
+
+
+class Gateway:
+    async def remove_server(self, server: str) -> None: ...
+
+
+class Executions:
+    def __init__(self) -> None:
+        self.routes: dict[str, str | None] = {}
+
+    async def run(self, *_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def route(self, execution: str, server: str | None) -> None: ...
+
+
+def controller() -> runtime.Controller:
+    fleet = Fleet()
+    config = SimpleNamespace(scheduler=SCHEDULER, runtime=RuntimeConfig(), trainer=TrainerConfig())
+    observer = SimpleNamespace(see=lambda *_: None, say=lambda line: None, see_micro_step=lambda *_: None)
+    stations = runtime.Stations(
+        scheduler=Scheduler(SCHEDULER),
+        journal=Journal(),
+        trained=Journal(),
+        clock=RunClock(),
+        fleet=fleet,
+        gateway=Gateway(),
+        executions=Executions(),
+        steps=Steps(fleet),
+        observer=observer,
+        order=TrainingOrder(["task"], seed=0),
+        evaluation=EvaluationPlan(("task",), samples=1, greedy=False, temperature=1.0),
+    )
+    return runtime.Controller(config, stations)
+
+
+async def until_told(made: runtime.Controller, running: asyncio.Task) -> None:
+    """Until the scheduler has heard everything, or the run is over."""
+    while not (running.done() or made.driver._events.empty()):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("cell", [1, 2], ids=["satellite", "standalone"])
+def test_a_cell_whose_new_lives_die_on_their_way_is_lost_once_and_comes_back_in_the_end(cell):
+    async def body():
+        made = controller()
+        made.steps.dying = 3
+        made.post(ev.RunStarted)
+        running = asyncio.create_task(made.run())
+        await asyncio.sleep(0)
+        made.fleet.on_lost(cell)
+        await asyncio.wait({running, asyncio.create_task(made.steps.is_back.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        await until_told(made, running)
+        assert not running.done(), running.exception()
+        events = [record for record in made.driver.journal if isinstance(record, ev.Event)]
+        assert [type(event) for event in events] in (
+            [ev.RunStarted, ev.CellLost, ev.CellReturned],
+            [ev.RunStarted, ev.StandaloneLost, ev.StandaloneReturned],
+        )
+        assert made.fleet.lives == [cell] * 4
+        assert all(cell.state is CellState.ROLLOUT for cell in made.driver.scheduler.state.cells.all)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(body())
+
+
+def test_a_cell_that_never_comes_back_ends_the_run():
+    async def body():
+        made = controller()
+        made.steps.dying = MAX_LOSSES
+        made.post(ev.RunStarted)
+        running = asyncio.create_task(made.run())
+        await asyncio.sleep(0)
+        made.fleet.on_lost(1)
+        with pytest.RaisesGroup(ProcessGaveUp, allow_unwrapped=False):
+            await running
+        assert len(made.fleet.lives) == MAX_LOSSES - 1
+
+    asyncio.run(body())
+
+
+def test_a_micro_step_whose_step_was_given_up_and_done_again_meanwhile_counts_nowhere():
+    """The core died, came back, and did the step without the cell that was still computing."""
+
+    async def body():
+        made = controller()
+        await made.open_step(cmd.OpenStep(1, 0))
+        computing = asyncio.create_task(made.compute(cmd.Compute(2, 1, 0, "m0")))
+        await asyncio.sleep(0)
+        await made.open_step(cmd.OpenStep(3, 0))
+        made.steps.answer.set()
+        await computing
+        assert made._trained_micro_steps(0) == []
+        made.steps.answer.clear()
+        await made.open_step(cmd.OpenStep(4, 0))
+        computing = asyncio.create_task(made.compute(cmd.Compute(5, 1, 0, "m0")))
+        await asyncio.sleep(0)
+        del made.steps.micro_steps["m0"], made._computed[0]
+        made.steps.answer.set()
+        await computing
+
+    asyncio.run(body())
