@@ -310,8 +310,11 @@ async def serve(spec: CellSpec) -> None:
 def main() -> None:
     spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=CellSpec)
     log_to(None)
-    with suppress(KeyboardInterrupt):
-        asyncio.run(serve(spec))
+    try:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(serve(spec))
+    except QwenGyreError as error:  # a model or a setting that cannot be used: the controller shows the end of this log
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

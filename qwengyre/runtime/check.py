@@ -19,8 +19,8 @@ from qwengyre.scheduler.config import SchedulerConfig
 if TYPE_CHECKING:
     from qwengyre.config.run import RunConfig
 
-OPTIONAL: Final = {"ray": "ray", "mooncake": "mooncake-transfer-engine"}
-"""Module of the same name that a value of runtime.launcher or transfer.carrier needs -> the package that brings it."""
+OPTIONAL: Final = ("ray", "mooncake")
+"""Values of runtime.launcher and transfer.carrier that need the module of that name, which the extra of that name brings."""
 
 
 def check_run(config: RunConfig) -> None:
@@ -106,7 +106,11 @@ def _check_lengths(config: RunConfig) -> None:
 def _check_packages(config: RunConfig) -> None:
     for key, value in (("runtime.launcher", config.runtime.launcher), ("transfer.carrier", config.transfer.carrier)):
         if value in OPTIONAL and importlib.util.find_spec(value) is None:
-            raise ConfigError(f"{value} is not installed: pip install {OPTIONAL[value]}", key=key)
+            raise ConfigError(f"{value} is not installed: pip install -e '.[{value}]'", key=key)
+    if config.engine.engine == "vllm":
+        from qwengyre.engines.vllm.launch import require_vllm
+
+        require_vllm()
 
 
 def _check_harness(config: RunConfig) -> None:
