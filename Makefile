@@ -22,12 +22,14 @@ test-faults: setup  ## Slow: kill -9 of each process in mid-run; nothing that ha
 	$(BIN)/python -m pytest checks/test_faults.py
 
 HARNESSES := .harnesses
-test-harnesses: setup $(HARNESSES)/mini-swe-agent/.installed $(HARNESSES)/node/.installed  ## Slow: harnesses of others, installed and run unchanged.
-	$(BIN)/python -m pytest checks/test_harnesses.py checks/test_node_harnesses.py
+test-harnesses: setup $(patsubst %,$(HARNESSES)/%/.installed,node mini-swe-agent aider-chat)  ## Slow: harnesses of others, installed and run unchanged.
+	$(BIN)/python -m pytest checks/test_harnesses.py checks/test_live_harnesses.py
 
-$(HARNESSES)/mini-swe-agent/.installed:
+$(HARNESSES)/mini-swe-agent/.installed: VERSION := 2.4.6
+$(HARNESSES)/aider-chat/.installed: VERSION := 0.86.2
+$(HARNESSES)/%/.installed:
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check mini-swe-agent==2.4.6
+	$(@D)/bin/pip install --quiet --disable-pip-version-check $*==$(VERSION)
 	@touch $@
 
 $(HARNESSES)/node/.installed:
