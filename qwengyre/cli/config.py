@@ -34,13 +34,10 @@ def check(
 
     The harness is looked for inside a sandbox, but not run.
     """
-    from qwengyre.runtime.check import check_run
+    from qwengyre.runtime.check import check_model, check_run
 
     config = load_run(run_file, overrides or [])
     typer.echo(dump_toml(config), nl=False)
     check_run(config)
-    if config.policy.model and config.engine.engine == "embedded":
-        from qwengyre.engines.model import read_spec  # imports torch
-
-        read_spec(Path(config.policy.model))
+    check_model(config)
     typer.echo(f"{run_file}: nothing wrong was found", err=True)

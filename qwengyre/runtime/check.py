@@ -80,9 +80,26 @@ def _check_policy(config: RunConfig) -> None:
             raise ConfigError(f"this file of policy.model cannot be read: {error}", file=str(folder / name)) from error
     if config.engine.engine == "embedded" and not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{folder} holds no weights: there is no *.safetensors file", key="policy.model")
-    from qwengyre.gateway.rendering import Rendering  # takes a second to import
+    if config.gateway.renderer.get("name", "auto") != "auto":
+        _check_renderer(config)
 
-    Rendering.from_folder(folder, config.gateway.renderer)
+
+def _check_renderer(config: RunConfig) -> None:
+    from qwengyre.gateway.rendering import Rendering
+
+    Rendering.from_folder(config.policy.model, config.gateway.renderer)
+
+
+def check_model(config: RunConfig) -> None:
+    """That gateway and engine can use the policy's model. Imports torch, which a controller does without: they say the same when they
+    start. Raises ConfigError or ModelRefused."""
+    if not config.policy.model:
+        return
+    _check_renderer(config)
+    if config.engine.engine == "embedded":
+        from qwengyre.engines.model import read_spec
+
+        read_spec(Path(config.policy.model))
 
 
 def _check_cache(config: RunConfig) -> None:
