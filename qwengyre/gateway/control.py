@@ -138,7 +138,7 @@ class ControlApp:
 
     async def _move(self, body: _Body) -> object:
         asked = body.decode(Move)
-        return await move(self._gateway, asked.source, asked.moves)
+        return await move(self._gateway, asked)
 
     async def _report(self, body: _Body) -> GatewayReport:
         executions = self._gateway.executions

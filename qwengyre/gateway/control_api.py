@@ -55,6 +55,8 @@ class AddServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: ServerId
     moves: dict[ExecutionId, ServerId | None]
+    deadline_s: float = 60.0
+    """KV that is not at its destination by then is computed again there: an engine that hangs does not hold up the move."""
 
 
 class Moved(msgspec.Struct, frozen=True):

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 
 from qwengyre.core.errors import EngineError, TransferError
-from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import Engine
 from qwengyre.gateway.call import LiveCall
-from qwengyre.gateway.control_api import Moved
+from qwengyre.gateway.control_api import Move, Moved
 from qwengyre.gateway.gateway import Execution, Gateway
 
 log = logging.getLogger(__name__)
@@ -32,26 +30,28 @@ class _Count:
         self.calls = self.contexts = self.tokens = self.recomputed = self.kv_bytes = 0
 
 
-async def move(gateway: Gateway, source: ServerId, moves: Mapping[ExecutionId, ServerId | None]) -> Moved:
-    """Take the executions in `moves` off `source` and to their destinations; None holds them until a route comes.
+async def move(gateway: Gateway, order: Move) -> Moved:
+    """Take the executions of `order` off its source and to their destinations; None holds them until a route comes.
 
     Executions that are closed meanwhile are passed over.
     """
     began = asyncio.get_running_loop().time()
-    leaving = [(gateway.executions[execution], to) for execution, to in moves.items() if execution in gateway.executions]
+    leaving = [(gateway.executions[execution], to) for execution, to in order.moves.items() if execution in gateway.executions]
     for execution, _ in leaving:
         execution.route.set(None)
-    engine = gateway.engine(source)
-    running = [call for execution, _ in leaving for call in execution.live.values() if call.server == source]
+    engine = gateway.engine(order.source)
+    running = [call for execution, _ in leaving for call in execution.live.values() if call.server == order.source]
     count = _Count()
     count.calls = len(running)
-    await _stop(engine, running)
+    await _stop(engine, running, min(STOP_DEADLINE_S, order.deadline_s / 2))
     transfers = asyncio.Semaphore(CONCURRENT_TRANSFERS)
     try:
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout_at(began + order.deadline_s), asyncio.TaskGroup() as tasks:
             for execution, to in leaving:
                 destination = gateway.engine(to) if to is not None else None
                 tasks.create_task(_carry(execution, running, engine, destination, transfers, count))
+    except TimeoutError:
+        log.warning("move_took_too_long", extra={"source": order.source, "deadline_s": order.deadline_s})
     finally:  # whatever becomes of the KV, the calls go on
         for execution, to in leaving:
             if execution.route.server is None:
@@ -67,12 +67,12 @@ async def move(gateway: Gateway, source: ServerId, moves: Mapping[ExecutionId, S
     )
 
 
-async def _stop(engine: Engine | None, running: list[LiveCall]) -> None:
+async def _stop(engine: Engine | None, running: list[LiveCall], deadline_s: float) -> None:
     """Stop calls and wait for their last tokens. An engine that is gone ends their streams by itself."""
     for call in running:
         call.stop_for_move()
     try:
-        async with asyncio.timeout(STOP_DEADLINE_S):
+        async with asyncio.timeout(deadline_s):
             left = running
             while left and engine is not None:
                 await engine.abort([call.request_id for call in left])
@@ -107,7 +107,10 @@ async def _carry(
 
 
 async def _carry_row(source: Engine, destination: Engine, row: bytes, count: _Count) -> tuple[int | None, int]:
-    """Carry the KV of one row; return how many tokens the source had (None if it did not say), and the destination has now."""
+    """Carry the KV of one row; return how many tokens the source had (None if it did not say), and the destination has now.
+
+    Nothing is said to a source when the deadline of the move cuts this short: its own deadline for pinned KV frees it.
+    """
     exported: int | None = None
     try:
         handle = await source.export_kv(row)
@@ -116,8 +119,10 @@ async def _carry_row(source: Engine, destination: Engine, row: bytes, count: _Co
             return exported, 0
         try:
             imported = await destination.import_kv(handle)
-        finally:
+        except (EngineError, TransferError, OSError):
             await source.release(handle.handle_id)
+            raise
+        await source.release(handle.handle_id)
     except (EngineError, TransferError, OSError) as error:
         log.info("kv_not_moved", extra={"reason": str(error), "num_tokens": len(row) // 4})
         return exported, 0

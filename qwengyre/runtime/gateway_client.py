@@ -58,7 +58,8 @@ class GatewayClient:
         await self._send("POST", "/control/routes", dict(routes))
 
     async def move(self, source: ServerId, moves: Mapping[ExecutionId, ServerId | None]) -> Moved:
-        body = await self._send("POST", "/control/move", Move(source, dict(moves)))
+        """It has half of what the gateway may take to answer; KV that was not carried by then is computed again."""
+        body = await self._send("POST", "/control/move", Move(source, dict(moves), self._timeout_s / 2))
         return msgspec.msgpack.decode(body, type=Moved)
 
     async def report(self) -> GatewayReport:

@@ -6,6 +6,7 @@ import json
 import openai
 import pytest
 
+from qwengyre.gateway.control_api import Move
 from qwengyre.gateway.moves import move
 from qwengyre.trajectory.records import CallFinished, CallStarted, TokensSampled
 from qwengyre.transfer.shm import ShmCarrier
@@ -189,7 +190,7 @@ def test_a_move_carries_the_kv_so_that_nothing_is_computed_twice(bench):
             await source.grant("e000001-0/c0#1", 4)
             while not (execution.live and execution.live[0].tokens.num_sampled == 4):
                 await asyncio.sleep(0)
-            moved = await move(bench.gateway, "cell-0", {execution.id: "cell-1"})
+            moved = await move(bench.gateway, Move("cell-0", {execution.id: "cell-1"}))
             await destination.grant("e000001-0/c0#2", 100)
             assert (await asking).choices[0].message.content == "one two three"
             row = execution.session.rows[0]
