@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from qwengyre.core.ids import CallId
 from qwengyre.gateway.protocol.request import ModelRequest
 from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules, RequestTexts, captured_headers, find_markers
@@ -16,6 +18,21 @@ MIN_QUOTE_CHARS = 40
 _PARTS = (("<summary>", "</summary>"), ("<state_snapshot>", "</state_snapshot>"))
 
 
+class GivenAnswer(msgspec.Struct, frozen=True):
+    """By what an earlier answer is known where it stands in a fresh context."""
+
+    text: str
+    essence: str
+    """What harnesses keep of a summary: the tagged part where there is one."""
+    tool_id: str | None
+    """Of its first tool call."""
+
+    @classmethod
+    def of(cls, turn: Turn) -> GivenAnswer:
+        text = turn.text.strip()
+        return cls(text, _essence(text), turn.tool_uses[0].id if turn.tool_uses else None)
+
+
 class HintReader:
     """Reads hints by the rules of all known harnesses."""
 
@@ -24,7 +41,7 @@ class HintReader:
         self._found: dict[tuple[int, int, int], tuple[str, ...]] = {}
 
     def read(
-        self, request: ModelRequest, headers: Mapping[str, str], is_fresh: bool, answers: Mapping[CallId, Turn]
+        self, request: ModelRequest, headers: Mapping[str, str], is_fresh: bool, answers: Mapping[CallId, GivenAnswer]
     ) -> RoleHints:
         """`headers` are lower case. `is_fresh`: no recorded answer stands in this context where it was given."""
         texts = RequestTexts(system=request.system_text, first_user=request.first_user, last=request.last_block)
@@ -50,35 +67,34 @@ class HintReader:
         return found
 
 
-def _quotes(request: ModelRequest, answers: Mapping[CallId, Turn]) -> CallId | None:
+def _quotes(request: ModelRequest, answers: Mapping[CallId, GivenAnswer]) -> CallId | None:
     """The latest earlier call whose answer stands in a user or system message."""
     texts = [keyed.turn.text for keyed in request.turns if keyed.turn.role in ("user", "system")]
+    longest = max(map(len, texts), default=0)
     for call in reversed(answers):
-        essence = _essence(answers[call].text)
-        if len(essence) >= MIN_QUOTE_CHARS and any(essence in text for text in texts):
+        essence = answers[call].essence
+        if MIN_QUOTE_CHARS <= len(essence) <= longest and any(essence in text for text in texts):
             return call
     return None
 
 
-def _replays(request: ModelRequest, answers: Mapping[CallId, Turn]) -> CallId | None:
+def _replays(request: ModelRequest, answers: Mapping[CallId, GivenAnswer]) -> CallId | None:
     """The latest earlier call whose answer stands as an assistant message: known by its tool calls, or by its text."""
     given = [keyed.turn for keyed in request.turns if keyed.is_answer]
+    if not given:
+        return None
     texts = {turn.text.strip() for turn in given if not turn.tool_uses} - {""}
     tool_ids = {use.id for turn in given for use in turn.tool_uses}
     for call in reversed(answers):
         answer = answers[call]
-        if answer.tool_uses:
-            if answer.tool_uses[0].id in tool_ids:
-                return call
-        elif answer.text.strip() in texts:
+        if answer.tool_id in tool_ids or (answer.tool_id is None and answer.text in texts):
             return call
     return None
 
 
 def _essence(answer: str) -> str:
-    """What harnesses keep of a summary: the tagged part where there is one."""
     for opening, closing in _PARTS:
         start, end = answer.find(opening), answer.rfind(closing)
         if 0 <= start < end:
             return answer[start + len(opening) : end].strip()
-    return answer.strip()
+    return answer

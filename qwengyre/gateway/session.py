@@ -12,7 +12,7 @@ from qwengyre.core.arrays import TOKEN
 from qwengyre.core.errors import ContextOverflow
 from qwengyre.core.ids import CallId
 from qwengyre.gateway.call_tokens import CallRows, CallTokens
-from qwengyre.gateway.hints import HintReader
+from qwengyre.gateway.hints import GivenAnswer, HintReader
 from qwengyre.gateway.protocol.deltas import AnswerSoFar
 from qwengyre.gateway.protocol.request import InvalidRequest, ItemCache, ModelRequest
 from qwengyre.gateway.records import Asked, Opened
@@ -52,7 +52,7 @@ class Session:
         self.index = ContextIndex()
         self.issued: dict[str, ToolUse] = {}
         self.items = ItemCache(self.issued)
-        self.answers: dict[CallId, Turn] = {}
+        self.answers: dict[CallId, GivenAnswer] = {}
         """By which an answer is recognised where it comes back in a fresh context."""
         self._rendering, self._hints = rendering, hints
 
@@ -144,7 +144,7 @@ class Session:
             num_sampled=num_seen,
         )
         self.index.answer(call.asked.key, answer, self.issued)
-        self.answers[call.id] = turn
+        self.answers[call.id] = GivenAnswer.of(turn)
 
     def forget(self) -> None:
         """Nothing is asked any more: keep the tokens, drop the texts."""
