@@ -81,6 +81,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     tokens_recomputed_at_publish: int
     tokens_imported: int
     busy_s: float
+    failure: str = ""
+    """Why the engine ended without being asked to: it serves nothing any more, though its process lives."""
 
 
 class Capabilities(msgspec.Struct, frozen=True):

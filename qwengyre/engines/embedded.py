@@ -51,7 +51,7 @@ class EmbeddedEngine:
         self._carrier = carrier
         self._core: EngineCore | None = None
         self._totals = EngineStats(0, 0, 0, 0, 0, 0.0)
-        self._busy_s = 0.0
+        self._busy_s, self._failure = 0.0, ""
         self._pinned: dict[str, tuple[Exposure, float]] = {}
         self._numbers = itertools.count()
         self._names: dict[str, str] = {}
@@ -129,7 +129,7 @@ class EmbeddedEngine:
     def stats(self) -> EngineStats:
         core = self._core
         counts = self._totals if core is None else _add_counts(self._totals, core)
-        return msgspec.structs.replace(counts, busy_s=self._busy_s)
+        return msgspec.structs.replace(counts, busy_s=self._busy_s, failure=self._failure)
 
     async def close(self) -> None:
         """Stop the thread and free everything; running calls end with EngineUnavailable. Twice is harmless."""
@@ -152,7 +152,7 @@ class EmbeddedEngine:
                     self._busy_s += time.perf_counter() - started
         except Exception as error:  # the thread's outermost frame: it records, and ends every call with the reason
             log.exception("engine_failed")
-            reason = f"the engine failed: {error!r}"
+            self._failure = reason = f"the engine failed: {error!r}"
         self._stop(reason)
 
     def _stop(self, reason: str) -> None:

@@ -249,7 +249,11 @@ class Cell:
         return api.Audited(await self.on_trainer(lambda: self.trainer.audit(op.micro_steps, Path(op.snapshots_dir))))
 
     async def health(self, op: api.Health) -> api.HealthReport:
-        return api.HealthReport(self.role, self.engine.capacity(), self.engine.stats())
+        """Raises CellFailed when the engine has ended by itself: calls would wait at this cell for nothing."""
+        stats = self.engine.stats()
+        if stats.failure:
+            raise CellFailed(self.spec.cell, stats.failure)
+        return api.HealthReport(self.role, self.engine.capacity(), stats)
 
     async def close(self) -> None:
         await self.engine.close()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NoReturn, TypeVar
 
-from qwengyre.core.errors import CellFailed
+from qwengyre.core.errors import CellFailed, QwenGyreError
 from qwengyre.core.ids import ServerId, numbered_server
 from qwengyre.engines.api import EngineStats
 from qwengyre.runtime import cell_api as api
@@ -107,24 +107,26 @@ class Fleet:
         missed = asyncio.create_task(self._beat(live))
         try:
             await asyncio.wait({ended, missed}, return_when=asyncio.FIRST_COMPLETED)
-            reason = ended.result() if ended.done() else "it missed its heartbeats"
-            self.report_lost(cell, live, reason)
+            said = ended if ended.done() else missed
+            self.report_lost(cell, live, str(said.exception() or said.result()))
         finally:
             ended.cancel()
             missed.cancel()
 
-    async def _beat(self, live: LiveCell) -> None:
-        """Return when the cell has missed `MISSES_UNTIL_LOST` heartbeats in a row."""
-        misses = 0
+    async def _beat(self, live: LiveCell) -> str:
+        """Until the cell has missed `MISSES_UNTIL_LOST` heartbeats in a row, or says that it cannot go on; the last reason."""
+        misses, reason = 0, ""
         while misses < MISSES_UNTIL_LOST:
             try:
                 live.health = await live.client.call(
                     api.Health(), api.HealthReport, self._config.heartbeat_s * HEARTBEATS_PER_ANSWER
                 )
                 misses = 0
-            except CellFailed:
+            except QwenGyreError as error:
                 misses += 1
+                reason = str(error)
             await asyncio.sleep(self._config.heartbeat_s)
+        return f"it missed its heartbeats: {reason}"
 
     async def tell_gateway(self) -> None:
         """Where all cells serve, after the gateway came back."""
