@@ -174,37 +174,41 @@ def health(run: RunSeries) -> list[str]:
 
 
 def comparison(runs: Sequence[RunSeries], *, by_time: bool) -> str:
-    """Held-out scores of several runs: a thin line each, a bold one for the mean of every policy with several runs."""
+    """Several runs by policy: lines are the reward on training tasks, bold for the mean of a policy's runs; dots are held-out scores."""
     height, top = 380.0, 40.0
     groups: dict[str, list[RunSeries]] = defaultdict(list)
     for run in runs:
         groups[run.policy or run.label].append(run)
-    curves = {name: [_curve(run, by_time) for run in members] for name, members in groups.items()}
-    points = [point for members in curves.values() for curve in members for point in curve] or [(0.0, 0.0)]
+    lines = {name: [_training(run, by_time) for run in members] for name, members in groups.items()}
+    scores = {name: [_held_out(run, by_time) for run in members] for name, members in groups.items()}
+    points = [point for curves in (*lines.values(), *scores.values()) for curve in curves for point in curve] or [(0.0, 0.0)]
     most = max(1.0, *(x for x, _ in points))
     plot = Plot(LEFT, top, WIDTH - LEFT - 150, height - top - 52, (0, most), (0.0, max(1.0, *(y for _, y in points))))
     names = [(f"series-{index}", "line", f"{name} ({len(groups[name])} runs)") for index, name in enumerate(groups)]
     parts = svg.legend(LEFT, 18, names) + svg.y_axis(plot, lambda value: f"{value:g}")
+    parts.append(svg.text(plot.right, 22, "lines: training tasks, dots: held-out tasks", "tick", "end"))
     parts += svg.x_axis(plot, (lambda value: f"{value:g}"), "minutes" if by_time else "optimizer steps")
-    ends = []
-    for index, (name, members) in enumerate(curves.items()):
-        css = f"series-{index}"
-        for run, curve in zip(groups[name], members, strict=True):
-            parts.append(svg.line(plot, curve, f"{css} {'thin faint' if len(members) > 1 else 'bold'}"))
-            parts += [svg.dot(plot, point, css, f"{run.label}: {point[1]:.3f}", 2.5) for point in curve]
-        mean = _mean_curve(members)
-        if len(members) > 1:
-            parts.append(svg.line(plot, mean, f"{css} bold"))
-        ends.append((name, mean))
-    return svg.figure(WIDTH, height, parts + _end_labels(plot, ends), "Held-out score of several runs")
+    for index, name in enumerate(groups):
+        css, several = f"series-{index}", len(groups[name]) > 1
+        parts += [svg.line(plot, curve, f"{css} {'thin faint' if several else 'bold'}") for curve in lines[name]]
+        if several:
+            parts.append(svg.line(plot, _mean_curve(lines[name]), f"{css} bold"))
+        for run, curve in zip(groups[name], scores[name], strict=True):
+            parts += [svg.dot(plot, point, css, f"{run.label}: held-out {point[1]:.3f}", 4.0) for point in curve]
+    ends = [(name, _mean_curve(curves)) for name, curves in scores.items()]
+    return svg.figure(WIDTH, height, parts + _end_labels(plot, ends), "Reward of several runs")
 
 
-def _curve(run: RunSeries, by_time: bool) -> list[Point]:
+def _training(run: RunSeries, by_time: bool) -> list[Point]:
+    return [(step.at / 60 if by_time else step.step, step.reward_mean) for step in run.steps]
+
+
+def _held_out(run: RunSeries, by_time: bool) -> list[Point]:
     return [(e.at / 60 if by_time else e.version, e.score) for e in run.evaluations]
 
 
 def _mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
-    """The mean over runs of the k-th evaluation, as far as all runs have it."""
+    """The mean over runs of the k-th point, as far as all runs have it."""
     return [
         (sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points))
         for points in zip(*curves, strict=False)
