@@ -88,7 +88,10 @@ class ElasticReport(msgspec.Struct, frozen=True):
 def elastic(
     workload: Annotated[
         str,
-        typer.Argument(help="A workload of at most 48 live executions, FILE or FILE:NAME; a small one of 8 cells by default."),
+        typer.Argument(
+            metavar="WORKLOAD",
+            help="A workload of at most 48 live executions, FILE or FILE:NAME; a small one of 8 cells by default.",
+        ),
     ] = "",
     seconds_per_hour: Annotated[float, typer.Option(help="Seconds that one hour of the workload takes.")] = 12.0,
     policies: Annotated[str, typer.Option(help="Which to run, comma-separated.")] = "elastic,colocate,async",

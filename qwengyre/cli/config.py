@@ -18,7 +18,7 @@ COMMANDS: Final = {
 }
 
 
-def explain(table: Annotated[str, typer.Argument(help="Only this table, e.g. scheduler.")] = "") -> None:
+def explain(table: Annotated[str, typer.Argument(metavar="TABLE", help="Only this table, e.g. scheduler.")] = "") -> None:
     """Print every key of a run file with its meaning, type and default."""
     text = explain_struct(RunConfig, table)
     if not text.strip():
@@ -27,7 +27,7 @@ def explain(table: Annotated[str, typer.Argument(help="Only this table, e.g. sch
 
 
 def check(
-    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml")],
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
     """Print a run file as resolved, then all that is wrong with it, its tasks, its policy and its harness, without starting a run.

@@ -14,7 +14,10 @@ from qwengyre.sim.settings import POLICY_NAMES, Setting
 def simulate(
     workload: Annotated[
         str | None,
-        typer.Argument(help="A workload: FILE (JSON or TOML), FILE.json:NAME for one of several, or the name of a built-in one."),
+        typer.Argument(
+            metavar="WORKLOAD",
+            help="A workload: FILE (JSON or TOML), FILE.json:NAME for one of several, or the name of a built-in one.",
+        ),
     ] = None,
     run: Annotated[
         Path | None,

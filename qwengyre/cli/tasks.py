@@ -12,7 +12,7 @@ from qwengyre.sandbox.task import check_tasks
 COMMANDS = {"check": ("qwengyre.cli.tasks:check", "Validate a folder of tasks; say what is wrong, file and line.")}
 
 
-def check(folder: Annotated[Path, typer.Argument(help="One task, or a folder of tasks.")]) -> None:
+def check(folder: Annotated[Path, typer.Argument(metavar="DIR", help="One task, or a folder of tasks.")]) -> None:
     """Validate a folder of tasks (Harbor / Terminal-Bench format): print every problem, fail on errors.
 
     A warning names something that Harbor honors and this sandbox does not; it does not fail the check.

@@ -9,12 +9,14 @@ import typer
 
 
 def warmup(
-    run_file: Annotated[Path, typer.Argument(help="The run file, for its tables warmup, policy and runtime.")],
+    run_file: Annotated[
+        Path, typer.Argument(metavar="RUN.toml", help="The run file, for its tables warmup, policy and runtime.")
+    ],
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. runtime.seed=1.")
     ] = None,
 ) -> None:
-    """Make the small policy that `qwengyre train RUN_FILE` starts from, or find it in the cache; print its folder."""
+    """Make the small policy that `qwengyre train RUN.toml` starts from, or find it in the cache; print its folder."""
     from qwengyre.config.run import load_run
     from qwengyre.warmup import warm_up
 

@@ -12,7 +12,7 @@ from qwengyre.core.ids import LocalPath
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a cell serves calls. The defaults suit a model of about a million parameters on one core."""
 
-    engine: Literal["embedded", "vllm", "paced", "scripted"] = "embedded"
+    engine: Literal["embedded", "vllm", "paced"] = "embedded"
     """`embedded`: torch in the cell's process. `vllm`: vLLM beside it, on a GPU or a CPU (`make setup-vllm`).
     `paced`: scripted tokens at the speed of an emulated device."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

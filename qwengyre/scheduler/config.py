@@ -47,13 +47,16 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     Unset: the dispatch depth is a soft cap, as in the paper. Needs dispatch_depth + steps_per_burst <= max_staleness + 1.
     """
     evaluation_every_steps: int = 0
-    """Evaluate at the first boundary after every n steps; 0: never in between."""
+    """Evaluate at the first boundary after every n steps; 0: never in between. In a run file `evaluation.every_steps` says it."""
     evaluate_at_start: bool = False
-    """Evaluate version 0."""
+    """Evaluate version 0. In a run file `evaluation.at_start` says it."""
     evaluate_at_end: bool = False
-    """Evaluate the last version."""
+    """Evaluate the last version. In a run file `evaluation.at_end` says it."""
     evaluation_group_sizes: tuple[int, ...] = ()
-    """Executions of each group of one evaluation, in the order of dispatch: `[4, 4, 1, 1]` is two sampled, two greedy queries."""
+    """Executions of each group of one evaluation, in the order of dispatch: `[4, 4, 1, 1]` is two sampled, two greedy queries.
+
+    In a run file it follows from `evaluation.samples`, `evaluation.greedy` and the held-out tasks.
+    """
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "num_cells", "slots_per_cell", "steps", "groups_per_step", "executions_per_group", "steps_per_burst")
