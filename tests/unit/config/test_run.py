@@ -24,6 +24,13 @@ def test_every_recipe_loads_and_its_resolved_form_is_the_same(recipe: Path):
     assert loads(dump_toml(config), RunConfig) == config
 
 
+def test_contexts_longer_than_a_row_of_the_trainer_are_refused():
+    text = '[tasks]\ntrain = "tasks"\n[harness]\ncommand = ["agent"]\n[trainer]\nmax_row_tokens = 1000\n'
+    with pytest.raises(ConfigError, match=r"trainer\.max_row_tokens \(1000\) is less than a context may have"):
+        loads(text, RunConfig)
+    assert loads(text + "[policy]\nmax_context_tokens = 1000\n", RunConfig).trainer.max_row_tokens == 1000
+
+
 def test_every_key_has_a_docstring():
     assert [".".join(key.path) for key in keys(RunConfig) if not key.doc] == []
 
@@ -59,7 +66,12 @@ def test_relative_paths_are_those_of_the_folder_that_a_command_starts_in(tmp_pat
 
 
 def test_a_new_key_of_free_text_is_either_a_path_or_named_here_as_none():
-    assert {key for key, kind in kinds(RunConfig) if kind is str} <= {"runtime.name", "transfer.host", "ray.address", "transfer.mooncake_device"}
+    assert {key for key, kind in kinds(RunConfig) if kind is str} <= {
+        "runtime.name",
+        "transfer.host",
+        "ray.address",
+        "transfer.mooncake_device",
+    }
 
 
 def kinds(struct: type[msgspec.Struct], table: str = "") -> Iterator[tuple[str, object]]:
