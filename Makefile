@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart quickstart-vllm setup setup-vllm test test-vllm test-faults test-recurrence test-harnesses lint bubblewrap clean help
+.PHONY: quickstart quickstart-vllm setup setup-vllm test test-vllm test-mooncake test-faults test-recurrence test-harnesses lint bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -20,6 +20,10 @@ test: setup  ## Run the tests.
 
 test-faults: setup  ## Slow: kill -9 of each process in mid-run; nothing that had finished may be lost.
 	$(BIN)/python -m pytest checks/test_faults.py
+
+test-mooncake: setup  ## Installs Mooncake (needs the system library libibverbs1); every test of carriers over it too.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,mooncake]'
+	$(BIN)/python -m pytest checks/test_mooncake.py tests/contract/test_transfer.py
 
 test-recurrence: setup  ## Gated delta nets over trees against another implementation, which is installed for it.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps tree-recurrence==0.1.1 trl==1.16.0

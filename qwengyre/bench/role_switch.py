@@ -7,7 +7,7 @@ import secrets
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,18 +33,30 @@ PREFIX: Final = "qwengyre-bench-switch"
 DEADLINE_S: Final = 300.0
 
 
+class Switched(NamedTuple):
+    phases_s: dict[str, float]
+    cpu_s: float
+
+
+class Spent(NamedTuple):
+    clock_s: float
+    cpu_s: float
+
+
 class Figures(msgspec.Struct, frozen=True):
     carrier: str
     weights_mb: float
     switches: int
     """There and back counts as one."""
     phases_s: dict[str, float]
-    """Medians, in the order of a switch. `join` is the read of the step's snapshot and the taking of the sums."""
-    switch_s: float
-    """Sum of the phases."""
-    bytes_s: float
-    """Median time to read the same snapshots, one for the trainer and one for the engine, each as one region into new memory."""
+    """Medians by the clock, in the order of a switch. `join` is the read of the step's snapshot."""
+    switch_cpu_s: float
+    """Median CPU time of the cell and of the owner of the snapshot over a switch there and back."""
+    bytes_cpu_s: float
+    """Median CPU time to read the same snapshots, one for the trainer and one for the engine, each as one region into new memory."""
     ratio_to_bytes: float
+    """Of CPU times, so that it does not depend on what else runs: on an idle machine a switch is busy from end to end."""
+    ratio_by_clock: float
 
 
 def role_switch(
@@ -64,7 +76,8 @@ def role_switch(
     say(f"{figures.weights_mb:.0f} MB of weights over {carrier}, {switches} times to training and back")
     for phase, seconds in figures.phases_s.items():
         say(f"  {phase:16} {1000 * seconds:7.1f} ms")
-    say(f"switch {1000 * figures.switch_s:.1f} ms    bytes {1000 * figures.bytes_s:.1f} ms    ratio {figures.ratio_to_bytes:.2f}")
+    say(f"CPU time: switch {1000 * figures.switch_cpu_s:.1f} ms    bytes {1000 * figures.bytes_cpu_s:.1f} ms")
+    say(f"ratio_to_bytes {figures.ratio_to_bytes:.2f}    by the clock {figures.ratio_by_clock:.2f}")
 
 
 def num_layers(megabytes: float) -> int:
@@ -86,23 +99,35 @@ async def switch_cell(model_dir: Path, scratch: Path, kind: str, switches: int) 
     spec = cell_spec(model_dir, kind)
     life = await launcher.launch("cell", spec)
     client = CellClient(life.address, spec.token)
-    phases: dict[str, list[float]] = {}
-    bytes_s = []
+    switched, read = [], []
     try:
-        for index in range(switches + 1):
-            timed = await _there_and_back(client, weights, index)
-            read_s = [_read_whole(owner, weights) for _ in range(2)]
-            if index:
-                bytes_s.append(sum(read_s))
-                for phase, seconds in timed.items():
-                    phases.setdefault(phase, []).append(seconds)
+        for _ in range(switches + 1):
+            switched.append(await _there_and_back(client, weights, life.address.pid))
+            read.append(_read_twice(owner, weights))
     finally:
         await client.close()
         await life.stop()
         owner.close()
-    medians = {phase: float(np.median(seconds)) for phase, seconds in phases.items()}
-    switch_s, moved_s = sum(medians.values()), float(np.median(bytes_s))
-    return Figures(kind, weights.num_bytes / 1e6, switches, medians, switch_s, moved_s, switch_s / moved_s)
+    return _figures(kind, weights, switched[1:], read[1:])
+
+
+def _figures(kind: str, weights: Exposure, switched: list[Switched], read: list[Spent]) -> Figures:
+    phases_s = {phase: _median([one.phases_s[phase] for one in switched]) for phase in switched[0].phases_s}
+    switch_cpu_s, bytes_cpu_s = _median([one.cpu_s for one in switched]), _median([one.cpu_s for one in read])
+    return Figures(
+        carrier=kind,
+        weights_mb=weights.num_bytes / 1e6,
+        switches=len(switched),
+        phases_s=phases_s,
+        switch_cpu_s=switch_cpu_s,
+        bytes_cpu_s=bytes_cpu_s,
+        ratio_to_bytes=switch_cpu_s / bytes_cpu_s,
+        ratio_by_clock=sum(phases_s.values()) / _median([one.clock_s for one in read]),
+    )
+
+
+def _median(values: list[float]) -> float:
+    return float(np.median(values))
 
 
 def cell_spec(model_dir: Path, kind: str) -> CellSpec:
@@ -126,18 +151,26 @@ def cell_spec(model_dir: Path, kind: str) -> CellSpec:
     )
 
 
-async def _there_and_back(client: CellClient, weights: Exposure, step: int) -> dict[str, float]:
+async def _there_and_back(client: CellClient, weights: Exposure, pid: int) -> Switched:
     from qwengyre.runtime import cell_api as api
 
     phases_s: dict[str, float] = {}
-    for operation in (api.EnterTraining(), api.BeginStep(step, weights), api.EnterRollout(weights, weights.version)):
+    before = time.process_time() + process_cpu_s(pid)
+    for operation in (api.EnterTraining(), api.BeginStep(0, weights), api.EnterRollout(weights, weights.version)):
         phases_s |= (await client.call(operation, api.Done, DEADLINE_S)).phases_s
-    return phases_s
+    return Switched(phases_s, time.process_time() + process_cpu_s(pid) - before)
 
 
-def _read_whole(carrier: Carrier, weights: Exposure) -> float:
-    """Seconds to read everything as one region into memory just taken."""
+def process_cpu_s(pid: int) -> float:
+    """CPU time of the threads that a process has now."""
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
+
+
+def _read_twice(carrier: Carrier, weights: Exposure) -> Spent:
+    """Everything as one region into memory just taken."""
     whole = Region("all", 0, weights.num_bytes, "|u1", (weights.num_bytes,))
-    began = time.perf_counter()
-    carrier.read(msgspec.structs.replace(weights, regions=(whole,)))
-    return time.perf_counter() - began
+    snapshot = msgspec.structs.replace(weights, regions=(whole,))
+    clock, cpu = time.perf_counter(), time.process_time()
+    for _ in range(2):
+        carrier.read(snapshot)
+    return Spent(time.perf_counter() - clock, time.process_time() - cpu)
