@@ -7,21 +7,13 @@ from typing import Annotated
 
 import typer
 
+from qwengyre.cli.sources import RunOption, WorkloadArgument
 from qwengyre.core.errors import ConfigError
 
 
 def plan(
-    workload: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="WORKLOAD",
-            help="A workload: FILE (JSON or TOML), FILE.json:NAME for one of several, or the name of a built-in one.",
-        ),
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="RUN", help="Take durations from the journal of a run instead of a distribution."),
-    ] = None,
+    workload: WorkloadArgument = None,
+    run: RunOption = None,
     max_staleness: Annotated[
         int | None,
         typer.Option(

@@ -7,22 +7,14 @@ from typing import Annotated
 
 import typer
 
+from qwengyre.cli.sources import RunOption, WorkloadArgument
 from qwengyre.core.errors import ConfigError
 from qwengyre.sim.settings import POLICY_NAMES, Setting
 
 
 def simulate(
-    workload: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="WORKLOAD",
-            help="A workload: FILE (JSON or TOML), FILE.json:NAME for one of several, or the name of a built-in one.",
-        ),
-    ] = None,
-    run: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="RUN", help="Take durations from the journal of a run instead of a distribution."),
-    ] = None,
+    workload: WorkloadArgument = None,
+    run: RunOption = None,
     seeds: Annotated[str, typer.Option(help="How many seeds, or which: 5 is 0 to 4; 7,8,9 are these.")] = "5",
     policy: Annotated[
         list[str] | None,
