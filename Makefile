@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart quickstart-vllm setup setup-vllm test test-vllm test-mooncake test-faults test-recurrence test-harnesses lint bubblewrap clean help
+.PHONY: quickstart quickstart-ray quickstart-vllm setup setup-vllm test test-vllm test-mooncake test-ray test-faults test-recurrence test-harnesses lint bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -13,13 +13,21 @@ help:  ## Show this list.
 quickstart: setup  ## Train a small agent on this machine in minutes; RUN_ARGS="--set runtime.seed=1" changes keys.
 	$(BIN)/qwengyre train recipes/quickstart.toml $(RUN_ARGS)
 
+quickstart-ray: setup  ## The quickstart with Ray placing the cells, on a cluster of this machine.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	$(BIN)/qwengyre train recipes/quickstart.toml --set runtime.launcher=ray --set ray.cell.cpus=0.5 $(RUN_ARGS)
+
 setup: $(INSTALLED) bubblewrap  ## Make the virtual environment and install everything in it.
 
 test: setup  ## Run the tests.
 	$(BIN)/python -m pytest
 
-test-faults: setup  ## Slow: kill -9 of each process in mid-run; nothing that had finished may be lost.
+test-faults: setup  ## Slow, as root: strike processes, links and a disk in every phase; nothing that had finished may be lost.
 	$(BIN)/python -m pytest checks/test_faults.py
+
+test-ray: setup  ## Installs Ray; the Ray launcher: its contract, three simulated nodes of which one is killed, a whole run.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,ray]'
+	$(BIN)/python -m pytest checks/test_ray.py
 
 test-mooncake: setup  ## Installs Mooncake (needs the system library libibverbs1); every test of carriers over it too.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,mooncake]'

@@ -16,6 +16,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.doctor.cluster import examine_cluster
 from qwengyre.runtime.launchers.config import RayConfig, Room
 from qwengyre.runtime.launchers.on_ray import RayLauncher
 from qwengyre.runtime.processes import NoRoom
@@ -104,6 +105,16 @@ def test_a_room_that_no_node_has_is_named(cluster: Cluster, tmp_path: Path):
 def test_a_cluster_that_does_not_answer_is_the_users_to_mend(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"ray\.address"):
         asyncio.run(RayLauncher(RayConfig(address="127.0.0.1:1"), tmp_path, 1.0).open())
+
+
+def test_doctor_examines_every_node_and_what_is_between_them(cluster: Cluster, tmp_path: Path):
+    findings = examine_cluster(cluster.address, tmp_path)
+    assert [finding for finding in findings if finding.verdict == "missing"] == []
+    nodes = {finding.node for finding in findings if finding.what == "cores"}
+    assert len(nodes) == 4
+    assert {finding.node for finding in findings if finding.what == "clock skew"} == nodes
+    assert len([finding for finding in findings if finding.what.startswith("bandwidth from")]) == 4
+    assert "shared folder" in {finding.what for finding in findings}
 
 
 def test_a_run_over_three_nodes_goes_on_when_one_is_killed(cluster: Cluster, tmp_path: Path):

@@ -18,6 +18,8 @@ import msgspec
 from checks.faults import network
 from checks.faults.plan import PAUSE_S, Fault, Noted, Script
 from qwengyre.cli.main import main
+from qwengyre.core.errors import CellFailed
+from qwengyre.runtime import cell_api as api
 from qwengyre.runtime import train
 from qwengyre.runtime.cell import CellSpec
 from qwengyre.runtime.controller import Controller
@@ -140,19 +142,27 @@ class Injector:
             fault = self.coming[0]
             if fault.phase != "rollout":
                 continue
-            busy = [self.controller.fleet.server(n) for n, life in self.controller.fleet.cells.items() if _has_calls(life)]
-            if fault.victim in ("harness", "evaluator"):
-                is_due = self.program_of(fault.victim) > 0
-            elif fault.victim in ("gateway", "controller"):
-                is_due = bool(busy)
-            else:
-                is_due = fault.victim in busy
-            if is_due:
+            if await self.is_under_way(fault):
                 self.strike(fault)
 
+    async def is_under_way(self, fault: Fault) -> bool:
+        """The victim is at work for calls at this moment."""
+        if fault.victim in ("harness", "evaluator"):
+            return self.program_of(fault.victim) > 0
+        fleet = self.controller.fleet
+        lives = {fleet.server(number): life for number, life in fleet.cells.items() if life.is_serving}
+        asked = [lives[fault.victim]] if fault.victim in lives else list(lives.values())
+        if fault.victim.startswith(("cell", "standalone")) and fault.victim not in lives:
+            return False
+        return any([await _has_calls(life) for life in asked])
 
-def _has_calls(life: LiveCell) -> bool:
-    return life.is_serving and life.health is not None and life.health.capacity.running > 0
+
+async def _has_calls(life: LiveCell) -> bool:
+    try:
+        report = await life.client.call(api.Health(), api.HealthReport, 1.0)
+    except CellFailed:
+        return False
+    return report.capacity.running > 0
 
 
 def _descendants(pid: int) -> list[int]:

@@ -42,12 +42,9 @@ def _of_this_machine() -> list[Finding]:
 
 
 def _of_cluster(address: str, shared: Path) -> list[Finding]:
-    try:
-        from qwengyre.doctor.cluster import examine_cluster
+    from qwengyre.doctor.cluster import examine_cluster
 
-        return examine_cluster(address, shared)
-    except ImportError as error:
-        raise ConfigError("Ray is not installed: pip install 'qwengyre[ray]'", key="--cluster") from error
+    return examine_cluster(address, shared)
 
 
 def show(findings: list[Finding]) -> None:

@@ -15,9 +15,10 @@ from typing import Final
 import msgspec
 
 import qwengyre
-from qwengyre.core.errors import ConfigError, TransferError
+from qwengyre.core.errors import TransferError
 from qwengyre.doctor import machine, transfers
 from qwengyre.doctor.finding import Finding, examine
+from qwengyre.runtime.launchers.on_ray import join_cluster
 from qwengyre.transfer.api import Exposure
 
 DEADLINE_S: Final = 120.0
@@ -78,12 +79,9 @@ def _version(name: str) -> str:
 
 def examine_cluster(address: str, shared: Path) -> list[Finding]:
     """`shared` is a folder that all nodes should see. Raises ConfigError when no cluster answers at `address`."""
+    join_cluster(address, key="--cluster")
     import ray
 
-    try:
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"no Ray cluster answers at {address!r}: {error}") from error
     try:
         nodes, dead = [node for node in ray.nodes() if node["Alive"]], [node for node in ray.nodes() if not node["Alive"]]
         findings = [

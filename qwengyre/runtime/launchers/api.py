@@ -1,6 +1,6 @@
 """A launcher: starts the process of a cell somewhere, says when it has ended, ends it. Decides nothing.
 
-Control API and data plane are the cells' own, whatever launched them. Every launcher passes `checks/launcher_contract.py`.
+Control API and data plane are the cells' own, whatever launched them. Every launcher passes `tests/contract/launchers.py`.
 """
 
 from __future__ import annotations

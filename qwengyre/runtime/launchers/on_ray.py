@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 END_DEADLINE_S = 20.0
+CONNECT_S = 5.0
 NUM_WAITERS = 64
 """Ray's own calls block: each waits in a thread."""
 
@@ -68,23 +71,7 @@ class RayLauncher:
 
     async def open(self) -> RayLauncher:
         """Raises ConfigError without Ray, or when the cluster does not answer."""
-        try:
-            import ray
-        except ImportError as error:
-            raise ConfigError("Ray is not installed: pip install 'qwengyre[ray]'", key="runtime.launcher") from error
-        if ray.is_initialized():
-            return self
-        address = self._config.address
-        try:
-            ray.init(
-                address=address or None,
-                include_dashboard=False if not address else None,
-                log_to_driver=False,
-                configure_logging=False,
-            )
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise ConfigError(f"no Ray cluster answers there: {error}", key="ray.address") from error
-        self._is_ours = True
+        self._is_ours = join_cluster(self._config.address, key="ray.address")
         return self
 
     async def launch(self, name: str, spec: CellSpec) -> RayLife:
@@ -172,6 +159,33 @@ class RayLauncher:
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=False)
         if self._is_ours:
             ray.shutdown()
+
+
+def join_cluster(address: str, *, key: str) -> bool:
+    """Connect this process to the Ray cluster at `address`; False when it is connected already. Raises ConfigError, naming `key`."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError("Ray is not installed: pip install 'qwengyre[ray]'", key=key) from error
+    if ray.is_initialized():
+        return False
+    wanted = address or os.environ.get("RAY_ADDRESS", "")
+    try:
+        _expect_listener(wanted)
+        dashboard = {} if wanted else {"include_dashboard": False}
+        ray.init(address=wanted or None, log_to_driver=False, configure_logging=False, **dashboard)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"no Ray cluster answers at {wanted or 'this machine'!r}: {error}; start one by `ray start`", key=key
+        ) from error
+    return True
+
+
+def _expect_listener(address: str) -> None:
+    """Ray itself tries for minutes where nobody listens. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
 
 
 def in_words(bundle: dict[str, float]) -> str:
