@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -47,6 +49,7 @@ def train(
 
     from qwengyre.runtime.train import train as run  # imports the runtime, only once the input is known to be good
 
+    stop_as_ctrl_c_does()
     try:
         run(config, folder)
     except (QwenGyreError, ExceptionGroup):
@@ -56,3 +59,16 @@ def train(
     except KeyboardInterrupt:
         typer.echo(f"go on with: qwengyre train --resume {shlex.quote(str(folder.path))}", err=True)
         raise
+
+
+def stop_as_ctrl_c_does() -> None:
+    """From now on SIGTERM (of a batch system) and SIGHUP (of a terminal that went) end the run in order, unless they are ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in jobs that a script started with `&`
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +118,28 @@ def test_what_the_machine_refuses_is_a_word_and_no_traceback(monkeypatch: pytest
     assert (result.exit_code, result.stderr) == (2, "error: runs/a/journal: Permission denied\n")
     program(monkeypatch, lambda: Path("/no/such/file/of/ours").read_text())
     assert isinstance(run("train").exception, FileNotFoundError)
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["as a foreground job", "with SIGINT ignored"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_run_that_is_terminated_is_cleared_away_as_after_ctrl_c(number: signal.Signals, ignored: bool):
+    code = f"""
+import asyncio, signal
+from qwengyre.cli.train import stop_as_ctrl_c_does
+signal.signal(signal.SIGINT, signal.{"SIG_IGN" if ignored else "default_int_handler"})
+async def run():
+    try:
+        print("up", flush=True)
+        await asyncio.Event().wait()
+    finally:
+        print("cleared away", flush=True)
+stop_as_ctrl_c_does()
+try:
+    asyncio.run(run())
+except KeyboardInterrupt:
+    print("stopped")
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "up\n"
+        process.send_signal(number)
+        assert process.stdout.read().splitlines() == ["cleared away", "stopped"]
