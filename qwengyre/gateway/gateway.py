@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from qwengyre.core.errors import ConfigError, ContextOverflow, JournalError
+from qwengyre.core.errors import ConfigError, ContextOverflow, ExecutionClosed, JournalError
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import Engine
 from qwengyre.gateway.answer_log import AnswerLog, Reader
@@ -229,7 +229,7 @@ class Gateway:
     # --- calls -----------------------------------------------------------------------------------------------------------
 
     async def call(self, execution: Execution, request: ModelRequest, headers: Mapping[str, str]) -> tuple[LiveCall, Reader]:
-        """Start, join or go on with a call. Raises InvalidRequest and ContextOverflow."""
+        """Start, join or go on with a call. Raises InvalidRequest, ContextOverflow, ExecutionClosed."""
         joined = await self._joinable(execution, request, headers)
         if joined is not None:
             self.stats.calls_joined += 1
@@ -237,7 +237,10 @@ class Gateway:
         if len(execution.live) >= self.config.max_calls_per_execution:
             raise InvalidRequest("too many calls at once for this execution", status=429, code="too_many_calls")
         session = execution.session
-        placement = session.place(request, await self._match(session, request))
+        matched = await self._match(session, request)
+        if self.executions.get(execution.id) is not execution:
+            raise ExecutionClosed("this execution was closed while the request was read")
+        placement = session.place(request, matched)
         asked = session.ask(request, placement, headers, self.now())
         self.journal(asked)
         self.stats.calls_started += 1

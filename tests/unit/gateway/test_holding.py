@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import pytest
 
 from qwengyre.core.errors import EngineError, EngineUnavailable, JournalFull
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.control_api import Move
+from qwengyre.gateway.gateway import CONCURRENT_ENCODINGS
 from qwengyre.gateway.moves import move
+from qwengyre.gateway.session import LARGE_CHARS
 from qwengyre.testing.asgi_client import begin
 from qwengyre.testing.engines import ScriptedEngine
 
@@ -260,6 +263,27 @@ def test_a_close_keeps_the_last_tokens_of_running_calls(bench):
             assert session.rows[0].ended.abandoned and session.rows[0].ended.num_sampled == 5
             assert (bench.gateway.stats.server_errors, bench.gateway.stats.closed_while_waiting) == (0, 1)
             assert b"closed" in exchange.body
+
+    asyncio.run(scenario())
+
+
+def test_a_call_whose_execution_is_closed_while_its_long_prompt_is_encoded_starts_nothing(bench):
+    """It would be served and recorded behind the close, out of the reach of routes, moves and cuts."""
+    is_closed = threading.Event()
+
+    async def scenario():
+        async with bench.running():
+            bench.gateway.config = GatewayConfig(max_context_tokens=1_000_000)
+            engine = ScriptedEngine(lambda request: bench.ids(SAID), max_context_tokens=1_000_000)
+            execution = await bench.open(engine=engine)
+            execution.session.encode_ahead = lambda request, matched: is_closed.wait()
+            messages = [{"role": "user", "content": "word " * (LARGE_CHARS // 4)}]
+            exchange = ask(bench, execution, "/v1/chat/completions", messages=messages)
+            await until(lambda: bench.gateway._encoding._value < CONCURRENT_ENCODINGS)
+            session = await bench.gateway.close(execution.id)
+            is_closed.set()
+            await exchange.finish()
+            assert exchange.status == 401 and not execution.live and not len(session.rows)
 
     asyncio.run(scenario())
 
