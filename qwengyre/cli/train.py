@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from qwengyre.config.dump import dump_toml
-from qwengyre.config.run import load_run
+from qwengyre.config.run import RunConfig, load_run
 from qwengyre.core.errors import ConfigError, QwenGyreError
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.metrics import has_finished
@@ -43,6 +43,7 @@ def train(
             typer.echo(f"{folder.path} has finished, there is nothing to go on with; its report: {write_report(folder)}")
             return
         config = load_run(folder.config, overrides or [])
+        _refuse_other_decisions(load_run(folder.config), config)
     else:
         config = load_run(run_file, overrides or [])  # type: ignore[arg-type]
         folder = RunFolder.create(runs_dir, config.runtime.name, dump_toml(config))
@@ -59,6 +60,16 @@ def train(
     except KeyboardInterrupt:
         typer.echo(f"go on with: qwengyre train --resume {shlex.quote(str(folder.path))}", err=True)
         raise
+
+
+def _refuse_other_decisions(begun: RunConfig, config: RunConfig) -> None:
+    """A resume goes through the decisions of the run again: what they depend on must be as it was."""
+    for table in ("scheduler", "evaluation"):
+        old, new = getattr(begun, table), getattr(config, table)
+        for name in old.__struct_fields__:
+            if getattr(old, name) != getattr(new, name):
+                message = f"a run is resumed with the value it began with, {getattr(old, name)!r}; other values are for a new run"
+                raise ConfigError(message, key=f"{table}.{name}")
 
 
 def stop_as_ctrl_c_does() -> None:
