@@ -24,7 +24,7 @@ def compare(name: str, source: Source, base: Setting, policies: Sequence[str], s
     """Simulate each policy with the settings of `base`.
 
     Where `base` leaves training_nodes (async) or standalone_nodes (colocate-standalone) at 0, all splits in whole cells are
-    simulated and the one with the best mean is reported.
+    simulated and the one with the best mean is reported. Raises ValueError if a setting does not fit the nodes.
     """
     results = []
     for policy in policies:
@@ -41,6 +41,11 @@ def splits(workload: Workload, setting: Setting) -> list[Setting]:
     replace = msgspec.structs.replace
     cell_nodes = setting.cell_nodes or workload.cell_nodes
     some = range(cell_nodes, workload.nodes, cell_nodes)
+    if not some and setting.policy not in ("elastic", "colocate"):
+        raise ValueError(
+            f"{setting.policy} divides the pool, but {workload.nodes} nodes are one cell: lower cell_nodes, "
+            "or leave it out with --policy elastic --policy colocate"
+        )
     if setting.policy.startswith("async"):
         setting = replace(setting, standalone_nodes=0)
         return [setting] if setting.training_nodes else [replace(setting, training_nodes=nodes) for nodes in some]

@@ -65,12 +65,24 @@ class Independent:
         self._left.pop(execution, None)
 
 
+class _Rates(dict[int, float]):
+    """`decode_rate` by number of executions, computed when it is first asked for."""
+
+    def __init__(self, workload: Workload, nodes: int):
+        super().__init__()
+        self._workload, self._nodes = workload, nodes
+
+    def __missing__(self, num: int) -> float:
+        rate = self[num] = decode_rate(self._workload, num, self._nodes)
+        return rate
+
+
 class _Loaded:
     """A server whose executions progress at one common rate: `progress` is what each has done since it was empty."""
 
     __slots__ = ("goals", "nodes", "num", "progress", "rates", "stamp", "updated")
 
-    def __init__(self, nodes: int, rates: list[float]):
+    def __init__(self, nodes: int, rates: _Rates):
         self.nodes, self.rates = nodes, rates
         self.num = 0
         self.progress = 0.0
@@ -85,7 +97,7 @@ class Shared:
     def __init__(self, schedule: Schedule, workload: Workload, nodes_of: Callable[[str], int]):
         self._schedule, self._workload, self._nodes_of = schedule, workload, nodes_of
         self._servers: dict[str, _Loaded] = {}
-        self._rates: dict[int, list[float]] = {}
+        self._rates: dict[int, _Rates] = {}
         self._goal: dict[str, float] = {}
         self._at: dict[str, _Loaded] = {}
         self._left: dict[str, float] = {}
@@ -113,10 +125,8 @@ class Shared:
     def _server(self, server: str) -> _Loaded:
         if server not in self._servers:
             nodes = self._nodes_of(server)
-            if nodes not in self._rates:
-                slots = self._workload.slots(nodes)
-                self._rates[nodes] = [decode_rate(self._workload, n, nodes) for n in range(slots + 1)]
-            self._servers[server] = _Loaded(nodes, self._rates[nodes])
+            rates = self._rates.setdefault(nodes, _Rates(self._workload, nodes))
+            self._servers[server] = _Loaded(nodes, rates)
         return self._servers[server]
 
     def _enter(self, execution: str, loaded: _Loaded, at: float, left: float) -> None:

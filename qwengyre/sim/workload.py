@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from importlib import resources
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -81,23 +82,46 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             _require(getattr(self, name) >= 1, f"{name} = {getattr(self, name)} must be at least 1")
         for name in ("slots_per_node", "median_h", "overall_timeout_h"):
             value = getattr(self, name)
-            _require(math.isfinite(value) and value > 0, f"{name} = {value} must be above zero")
+            _require(value > 0, f"{name} = {value} must be above zero")
+            _require(value >= LEAST, f"{name} = {value:g} is below {LEAST:g}: is its unit right?")
         for name in NOT_NEGATIVE:
             value = getattr(self, name)
-            _require(math.isfinite(value) and value >= 0, f"{name} = {value} must not be below zero")
+            _require(value >= 0, f"{name} = {value} must not be below zero")
+        for name in ("slots_per_node", "median_h", "overall_timeout_h", "slowdown", *NOT_NEGATIVE):
+            _require(getattr(self, name) <= MOST, f"{name} = {getattr(self, name):g} is beyond {MOST:g}: is its unit right?")
+        for name in ("sigma_query", "sigma_execution"):
+            _require(
+                getattr(self, name) <= MOST_SIGMA,
+                f"{name} = {getattr(self, name):g} is the standard deviation of a log-duration (0.1 to 0.6 is usual): at most {MOST_SIGMA}",
+            )
         for name in ("train_share_by_duration", "decode_share"):
             _require(getattr(self, name) <= 1, f"{name} = {getattr(self, name)} is a share: at most 1")
         _require(self.slowdown >= 1, f"slowdown = {self.slowdown} must be at least 1: a loaded server is not faster")
+        _require(self.nodes <= MOST_NODES, f"nodes = {self.nodes} is beyond {MOST_NODES}, the most that are simulated")
         _require(
             self.nodes % self.cell_nodes == 0,
             f"cells of {self.cell_nodes} nodes do not divide {self.nodes} nodes: set cell_nodes to one of {_divisors(self.nodes)}",
         )
+        self._require_size()
         slots = self.num_cells * self.slots(self.cell_nodes)
         _require(
             slots >= self.executions_per_group and self.slots(self.cell_nodes) >= 1,
             f"{self.nodes} nodes in cells of {self.cell_nodes} serve {slots} executions at once, but one group has "
             f"{self.executions_per_group}: raise nodes or slots_per_node, or lower executions_per_group",
         )
+
+    def _require_size(self) -> None:
+        """Refuse what no memory holds."""
+        _require(
+            self.steps_per_burst <= MOST_EXECUTIONS,
+            f"steps_per_burst = {self.steps_per_burst} is beyond {MOST_EXECUTIONS}: at most steps = {self.steps} makes a difference",
+        )
+        for name, of_group in (("executions", "executions_per_group"), ("micro-steps", "micro_steps_per_group")):
+            num = self.num_groups * getattr(self, of_group)
+            _require(
+                num <= MOST_EXECUTIONS,
+                f"{num} {name} are more than the {MOST_EXECUTIONS} that are simulated: lower steps, groups_per_step or {of_group}",
+            )
 
     @property
     def num_cells(self) -> int:
@@ -133,13 +157,22 @@ NOT_NEGATIVE = (
 )
 
 
+LEAST: Final = 1e-9
+MOST: Final = 1e9
+"""Of every number with a unit: beyond it sums of seconds lose what matters."""
+MOST_SIGMA: Final = 5
+MOST_NODES: Final = 10_000_000
+MOST_EXECUTIONS: Final = 20_000_000
+
+
 def _require(is_met: bool, message: str) -> None:
     if not is_met:
         raise ValueError(message)
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    low = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*low, *(number // n for n in low)})
 
 
 def builtin_workloads() -> dict[str, Workload]:

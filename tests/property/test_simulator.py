@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,9 +42,36 @@ def workloads(draw: st.DrawFn) -> Workload:
     )
 
 
+def magnitudes(least: int, most: int) -> st.SearchStrategy[float]:
+    return st.floats(least, most).map(lambda exponent: 10.0**exponent)
+
+
+@st.composite
+def extreme_workloads(draw: st.DrawFn) -> Workload:
+    """Small pools whose every duration may be tiny or huge beside the others."""
+    return msgspec.structs.replace(
+        draw(workloads()),
+        median_h=draw(magnitudes(-9, 9)),
+        sigma_query=draw(st.floats(0.0, 5.0)),
+        sigma_execution=draw(st.floats(0.0, 5.0)),
+        overall_timeout_h=draw(magnitudes(-9, 9)),
+        train_node_hours_per_step=draw(magnitudes(-9, 9)),
+        optimizer_s=draw(st.just(0.0) | magnitudes(-3, 9)),
+        publish_s=draw(st.just(0.0) | magnitudes(-3, 9)),
+        to_training_s=draw(st.just(0.0) | magnitudes(-3, 9)),
+        move_stall_s=draw(st.just(0.0) | magnitudes(-3, 9)),
+        replica_overhead=draw(magnitudes(-3, 3)),
+        slowdown=draw(magnitudes(0, 6)),
+    )
+
+
 @settings(max_examples=60)
 @given(
-    workload=workloads(), policy=st.sampled_from(POLICY_NAMES), seed=st.integers(0, 1000), two_way=st.booleans(), data=st.data()
+    workload=workloads() | extreme_workloads(),
+    policy=st.sampled_from(POLICY_NAMES),
+    seed=st.integers(0, 1000),
+    two_way=st.booleans(),
+    data=st.data(),
 )
 def test_runs_end_above_their_bounds(workload: Workload, policy: str, seed: int, two_way: bool, data: st.DataObject):
     setting = data.draw(st.sampled_from(splits(workload, Setting(policy=policy, two_way=two_way))))

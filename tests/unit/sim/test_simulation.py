@@ -49,6 +49,11 @@ def test_best_split_of_async_is_found():
     assert report.results[0].settings.training_nodes == 20
 
 
+def test_policy_that_divides_the_pool_is_refused_for_one_cell():
+    with pytest.raises(ValueError, match="async divides the pool, but 4 nodes are one cell"):
+        compare("one", Drawn(small(nodes=4)), Setting(), ["elastic", "async"], [0], Inline())
+
+
 ABLATION_SEEDS = range(20)
 """Colocate waits for the slowest of 400 executions: five seeds tell its mean to 1.5 points only."""
 
