@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NewType
 
-QueryId = NewType("QueryId", str)
-"""One task prompt at one dispatch: `q000012`."""
 GroupId = NewType("GroupId", int)
 """A rollout group, numbered from 0 in the order of dispatch. Evaluation groups share the numbering."""
 ExecutionId = NewType("ExecutionId", str)

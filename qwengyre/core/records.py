@@ -8,11 +8,10 @@ numpy arrays packed by `core.arrays`.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Literal
 
 import msgspec
 
-from qwengyre.core.ids import ExecutionId, GroupId, MicroStepId, QueryId
+from qwengyre.core.ids import ExecutionId, GroupId, MicroStepId
 
 CONTEXT_VERSION = -1
 """Version of a token that no policy of this run generated."""
@@ -69,16 +68,6 @@ class Outcome(msgspec.Struct, frozen=True):
     detail: str = ""
     """What a user should read when the end is not EXITED: last lines of output, the evaluator's error."""
     evaluator_tries: int = 1
-
-
-class Query(msgspec.Struct, frozen=True):
-    """One task prompt as dispatched."""
-
-    query_id: QueryId
-    task: str
-    """Name of the task folder."""
-    group: GroupId
-    kind: Literal["train", "evaluation"] = "train"
 
 
 class PathSegment(msgspec.Struct, frozen=True):

@@ -210,6 +210,10 @@ class Observer:
         self.say(f"calls: {report.stats.calls_started}, answered with an error of ours: {report.stats.server_errors}")
 
     def see_audit(self, report: AuditReport) -> None:
+        gap, tokens = report.max_logprob_gap, report.num_tokens
+        self.say(
+            f"engines and trainer differ by at most {gap:.1e} in a log-prob, of {tokens} tokens; most in {report.worst_execution}"
+        )
         self.summary.max_logprob_gap = report.max_logprob_gap
         self.metrics.record(metric.AuditFinished(self._now(), report.max_logprob_gap, report.num_tokens))
         self.write_summary()

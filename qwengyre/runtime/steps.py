@@ -213,9 +213,7 @@ class Steps:
 
         Seconds by phase. Raises CellFailed when a phase failed: the cell is fenced then.
         """
-        if self.published is None:
-            # The core died before its first publish: the version that every process started with is on disk.
-            self.published = await self._expose_file(cell)
+        await self._expose_what_was_published(cell)
         assert self.published_version >= version, "cells return to what was published"
         given = version
 
@@ -246,6 +244,8 @@ class Steps:
 
     async def bring_published(self, cell: int) -> None:
         """A cell that was not there at the publish serves what is published, though that may change meanwhile."""
+        if self.published_version:  # else it has started with it
+            await self._expose_what_was_published(cell)
         given = -1
 
         def operation() -> api.Operation:
@@ -263,6 +263,11 @@ class Steps:
         self.published = await self._expose_file(CORE)
         self.checkpoint_step = step
         return step
+
+    async def _expose_what_was_published(self, cell: int) -> None:
+        """By `cell`, when no core of this life has exposed it: it died before its first publish, or before it was restored."""
+        if self.published is None:
+            self.published = await self._expose_file(cell)
 
     async def _expose_file(self, cell: int) -> Exposure:
         """The published version out of the run folder, exposed by `cell`."""

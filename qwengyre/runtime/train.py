@@ -100,6 +100,7 @@ class Run:
                 watching = asyncio.create_task(
                     self.observer.watch(controller.driver.scheduler, controller.fleet, controller.gateway), name="watch"
                 )
+                watching.add_done_callback(note_end_of_watch)
                 try:
                     await self._while_gateway_lives(self._drive(controller))
                     await self._while_gateway_lives(self._audit(controller))
@@ -310,6 +311,12 @@ def commands_of_the_stop(decided: Sequence[Sequence[cmd.Command]], scheduler: Sc
     if scheduler.state.is_finished:
         others.append(cmd.FinishRun(scheduler.state.steps_done))
     return [*routes.values(), *others, *scheduler.awaited()]
+
+
+def note_end_of_watch(watching: asyncio.Task[None]) -> None:
+    """Metrics and screen stand still from here on; the run goes on, and its log says why nothing moves."""
+    if not watching.cancelled() and (error := watching.exception()) is not None:
+        log.error("watch_ended", exc_info=error)
 
 
 def keep_tokenizer(model_dir: Path, folder: RunFolder) -> None:

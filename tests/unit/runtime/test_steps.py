@@ -359,6 +359,30 @@ class TestPublish:
         run(body)
 
 
+@pytest.mark.parametrize(("version", "exposed"), [(3, [1]), (0, [])])
+def test_cell_that_is_back_before_the_core_serves_what_is_on_disk(steps, version, exposed):
+    """After --resume, when the core died on its way: its engine would serve the weights that the run started from."""
+
+    async def body():
+        made, fleet = steps()
+        made.published_version = version
+        given = []
+
+        async def expose(cell, operation):
+            return api.Exposed(exposure(operation.version))
+
+        async def update(cell, operation):
+            given.append(operation.version)
+            return api.Done()
+
+        fleet.answers.update({api.ExposeFile: expose, api.UpdateWeights: update})
+        await made.bring_published(1)
+        assert fleet.told(api.ExposeFile) == exposed
+        assert given == ([version] if version else [])
+
+    run(body)
+
+
 class TestCompute:
     command = cmd.Compute(ticket=1, cell=1, step=4, micro_step="m0")
 
