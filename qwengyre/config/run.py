@@ -42,12 +42,6 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ValueError(
                 'transfer.carrier "shm" does not reach other hosts: with launcher "ray" use "tcp" or leave it at "auto"'
             )
-        context = min(self.policy.max_context_tokens, self.engine.max_context_tokens)
-        if context > self.trainer.max_row_tokens:
-            raise ValueError(
-                f"trainer.max_row_tokens ({self.trainer.max_row_tokens}) is less than a context may have ({context}), and a path is"
-                " never cut: raise it, or lower policy.max_context_tokens"
-            )
 
 
 def load_run(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:

@@ -114,8 +114,8 @@ def _check_lengths(config: RunConfig) -> None:
     context = min(config.policy.max_context_tokens, config.engine.max_context_tokens)
     if context > config.trainer.max_row_tokens:
         raise ConfigError(
-            f"a context of {context} tokens is longer than the {config.trainer.max_row_tokens} that a trainer takes: raise it, or "
-            "lower policy.max_context_tokens",
+            f"a context of {context} tokens is longer than the {config.trainer.max_row_tokens} that a trainer takes, and a path is "
+            "never cut: raise it, or lower policy.max_context_tokens",
             key="trainer.max_row_tokens",
         )
 

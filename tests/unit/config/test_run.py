@@ -24,13 +24,6 @@ def test_every_recipe_loads_and_its_resolved_form_is_the_same(recipe: Path):
     assert loads(dump_toml(config), RunConfig) == config
 
 
-def test_contexts_longer_than_a_row_of_the_trainer_are_refused():
-    text = '[tasks]\ntrain = "tasks"\n[harness]\ncommand = ["agent"]\n[trainer]\nmax_row_tokens = 1000\n'
-    with pytest.raises(ConfigError, match=r"trainer\.max_row_tokens \(1000\) is less than a context may have"):
-        loads(text, RunConfig)
-    assert loads(text + "[policy]\nmax_context_tokens = 1000\n", RunConfig).trainer.max_row_tokens == 1000
-
-
 def test_every_key_has_a_docstring():
     assert [".".join(key.path) for key in keys(RunConfig) if not key.doc] == []
 
