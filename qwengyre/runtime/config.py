@@ -37,7 +37,10 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     keep_checkpoints: int = 3
     """How many checkpoints stay on disk."""
     audit_logprobs: bool = True
-    """At the end, compare every trained log-prob with a trainer forward under the version that sampled it."""
+    """At the end, compare every trained log-prob with a trainer forward under the version that sampled it.
+
+    Keeps the weights of every version on disk until then: switch it off for large models or many steps.
+    """
     permute_rewards: bool = False
     """Control experiment: shuffle rewards inside each group, so that nothing can be learned."""
 

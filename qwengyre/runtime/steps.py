@@ -197,6 +197,14 @@ class Steps:
         self.checkpoint_step = step
         for old in sorted(self._folder.checkpoints.glob("step-*"))[: -self._config.keep_checkpoints]:
             shutil.rmtree(old, ignore_errors=True)
+        if not self._config.audit_logprobs:
+            self._forget_snapshots()
+
+    def _forget_snapshots(self) -> None:
+        """All but what a new life of the core may have to expose again: what is published, and what comes after it."""
+        for snapshot in self._folder.snapshots.glob("v*.safetensors"):
+            if int(snapshot.stem.removeprefix("v")) < self.published_version:
+                snapshot.unlink()
 
     # ------------------------------------------------------------------ role switches and publishes
 

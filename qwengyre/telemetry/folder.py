@@ -20,7 +20,7 @@ class RunFolder:
     tensorboard/            the same numbers as event files
     policy/                 tokenizer of the policy, to turn ids into text
     checkpoints/            weights and optimizer, with the journal position
-    snapshots/              weights of every version, for the audit of log-probs
+    snapshots/              weights of every version, for the audit of log-probs; without one, from the published version on
     workspaces/             workspaces of failed executions
     logs/                   what each process printed
     summary.json            the outcome in numbers, rewritten at every step

@@ -69,9 +69,9 @@ class FakeFleet:
 
 @pytest.fixture
 def steps(tmp_path):
-    def make(num_cells: int = 3, operation_timeout_s: float = 60.0) -> tuple[Steps, FakeFleet]:
+    def make(num_cells: int = 3, **runtime: object) -> tuple[Steps, FakeFleet]:
         fleet = FakeFleet(num_cells)
-        return Steps(fleet, RunFolder(tmp_path), RuntimeConfig(operation_timeout_s=operation_timeout_s)), fleet
+        return Steps(fleet, RunFolder(tmp_path), RuntimeConfig(**{"operation_timeout_s": 60.0, **runtime})), fleet
 
     return make
 
@@ -379,6 +379,27 @@ def test_cell_that_is_back_before_the_core_serves_what_is_on_disk(steps, version
         await made.bring_published(1)
         assert fleet.told(api.ExposeFile) == exposed
         assert given == ([version] if version else [])
+
+    run(body)
+
+
+@pytest.mark.parametrize(("is_audited", "kept"), [(True, [0, 1, 2, 3]), (False, [2, 3])])
+def test_snapshots_are_kept_for_the_audit_else_from_the_published_version_on(steps, is_audited, kept):
+    async def body():
+        made, fleet = steps(audit_logprobs=is_audited)
+        folder = made._folder.snapshots
+        folder.mkdir()
+
+        async def save(cell, operation):
+            (folder / f"v{operation.version:06d}.safetensors").touch()
+            return api.Done()
+
+        fleet.answers[api.SaveSnapshot] = save
+        for version in range(3):
+            await made.checkpoint(version, 0)
+            made.published_version = version
+        await made.checkpoint(3, 0)
+        assert sorted(path.name for path in folder.iterdir()) == [f"v{version:06d}.safetensors" for version in kept]
 
     run(body)
 
