@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from qwengyre.core.errors import EngineError, EngineUnavailable
+from qwengyre.core.errors import EngineError, EngineUnavailable, StaleRead
 from qwengyre.engines.api import Engine, GenerateRequest, Sampling
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.embedded import EmbeddedEngine
@@ -237,6 +238,57 @@ def test_calls_that_do_not_fit_together_wait_for_blocks_and_lose_nothing(pool: P
         for call, chunks in zip(calls, together, strict=True):
             assert contract.tokens_of(chunks) == contract.tokens_of(await contract.collect(calm.generate(call)))
         await engine.close()
+
+    pool.runner.run(body())
+
+
+def test_calls_of_an_engine_whose_process_is_killed_end_at_once_with_an_error(pool: Pool):
+    async def body() -> None:
+        engine = pool.start()
+        async with aclosing(engine.generate(contract.request("a", max_tokens=200))) as stream:
+            await anext(stream)
+            os.kill(engine.core_pid, signal.SIGKILL)
+            with pytest.raises(EngineUnavailable, match="gone"):
+                await contract.collect(stream)
+        with pytest.raises(EngineUnavailable, match="gone"):
+            await engine.export_kv(contract.request("a").token_ids)
+        await engine.close()
+
+    pool.runner.run(body())
+
+
+def test_an_engine_whose_process_stands_still_is_given_up_after_the_deadline(pool: Pool):
+    config = msgspec.structs.replace(CONFIG, command_deadline_s=3.0)
+
+    async def body() -> None:
+        engine = pool.start()
+        await contract.collect(engine.generate(contract.request("a", max_tokens=3)))
+        engine._process.config = config
+        stopped = engine.core_pid
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(EngineUnavailable, match="did not answer"):
+            await engine.pause("keep")
+        with pytest.raises(EngineUnavailable, match="did not answer"):
+            await contract.collect(engine.generate(contract.request("b")))
+        os.kill(stopped, signal.SIGKILL)
+        await engine.close()
+
+    pool.runner.run(body())
+
+
+def test_a_snapshot_that_is_gone_changes_nothing(pool: Pool):
+    async def body() -> None:
+        engine = await pool.take(0)
+        expected = contract.tokens_of(await contract.collect(engine.generate(contract.request("x", max_tokens=60))))
+        snapshot = pool.snapshot(1)
+        pool.carrier.release(snapshot)
+        async with aclosing(engine.generate(contract.request("a", max_tokens=60))) as stream:
+            chunks = [await anext(stream)]
+            with pytest.raises(StaleRead):
+                await engine.update_weights(snapshot, 1)
+            chunks += [chunk async for chunk in stream]
+        assert contract.tokens_of(chunks) == expected
+        assert {chunk.version for chunk in chunks} == {0}
 
     pool.runner.run(body())
 

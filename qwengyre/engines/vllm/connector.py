@@ -16,12 +16,14 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
 from qwengyre.engines.vllm.ledger import BlockLedger, Scheduled
+from qwengyre.engines.vllm.staging import Staging
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -42,6 +44,15 @@ class Load:
     end: int
     blocks: list[int]
     """The request's table from its beginning."""
+
+
+class Import(NamedTuple):
+    """Keys and values that were read and wait for their call."""
+
+    content: dict[str, torch.Tensor]
+    """Layer -> its blocks (B, ...), as in the cache."""
+    buffer: np.ndarray
+    """What `content` lies in."""
 
 
 @dataclass
@@ -65,8 +76,9 @@ class GyreConnector(KVConnectorBase_V1):
         """Requests that have had blocks: what they imported was used or is of an older version."""
         self._loads: dict[str, Load] = {}
         self.ledger = BlockLedger(self.block_size)
-        self.imports: dict[str, dict[str, torch.Tensor]] = {}
-        """Import -> layer -> its blocks (B, ...), as in the cache."""
+        self.imports: dict[str, Import] = {}
+        self.staging = Staging()
+        self.load_cpu_s = 0.0
         self.caches: dict[str, torch.Tensor] = {}
 
     # Scheduler side.
@@ -130,15 +142,24 @@ class GyreConnector(KVConnectorBase_V1):
     def start_load_kv(self, forward_context: object, **kwargs: object) -> None:
         step = self._get_connector_metadata()
         assert isinstance(step, Step)
+        began = time.thread_time()
         for load in step.loads:
-            first, last = load.start // self.block_size, -(-load.end // self.block_size)
-            content = self.imports[load.import_id]
-            for layer, cache in self.caches.items():
-                index = torch.tensor(load.blocks[first:last], device=cache.device)
-                cache.index_copy_(0, index, content[layer][first:last].to(cache.device))
+            self._put(load)
+        self.load_cpu_s += time.thread_time() - began
         for scheduled in step.scheduled:
             self.ledger.record(scheduled)
         self.ledger.end(step.ended)
+
+    def _put(self, load: Load) -> None:
+        first, last = load.start // self.block_size, -(-load.end // self.block_size)
+        content = self.imports[load.import_id].content
+        for layer, cache in self.caches.items():
+            index = torch.tensor(load.blocks[first:last], device=cache.device)
+            cache.index_copy_(0, index, content[layer][first:last].to(cache.device))
+
+    def forget_import(self, import_id: str) -> None:
+        if held := self.imports.pop(import_id, None):
+            self.staging.give(held.buffer)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are done when `start_load_kv` returns."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused, TransferError
+from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused, QwenGyreError, TransferError
 from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.model import read_spec
@@ -29,9 +29,8 @@ from qwengyre.engines.vllm import launch
 from qwengyre.engines.vllm.calls import VLLMCall
 from qwengyre.engines.vllm.imports import Imports
 from qwengyre.engines.vllm.messages import Reply, Setup
-from qwengyre.engines.vllm.probe import PROBE_TOKENS
-from qwengyre.engines.vllm.sampling import probe_params, sampling_params
-from qwengyre.engines.wire import rebuild
+from qwengyre.engines.vllm.process import VLLMProcess
+from qwengyre.engines.vllm.sampling import sampling_params
 from qwengyre.transfer.api import Exposure
 from qwengyre.transfer.carriers import CarrierPlace
 
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.2, "float16": 0.05}
 """Largest log-prob gap between the probe in the engine and in plain torch; float32: the bound of the whole system."""
-SHUTDOWN_DEADLINE_S = 5.0
 
 
 class VLLMEngine:
@@ -53,7 +51,7 @@ class VLLMEngine:
     def __init__(self, model_dir: Path, config: EngineConfig, place: CarrierPlace):
         self.config, self.spec = config, read_spec(model_dir)
         self.version = 0
-        self._llm = launch.start(model_dir, config, self.spec)
+        self._process = VLLMProcess(model_dir, config, self.spec, self._fail)
         self._fingerprint = launch.fingerprint(config, self.spec)
         self._setup: Setup | None = Setup(str(model_dir), self._fingerprint, place)
         self._exclusive = asyncio.Lock()
@@ -91,7 +89,7 @@ class VLLMEngine:
         finally:
             self._forget(call)
             if not finished and pump is not None and self._failure is None:
-                await self._llm.abort(call.name)
+                await self._process.llm.abort(call.name)
                 pump.cancel()
 
     async def abort(self, request_ids: list[str]) -> None:
@@ -108,7 +106,7 @@ class VLLMEngine:
     async def resume(self) -> None:
         await self._ready()
         self._paused = False
-        await self._llm.resume_generation()
+        await self._process.go_on()
 
     async def update_weights(self, snapshot: Exposure, version: int) -> None:
         """Raises EngineError, and serves no more, when a probe shows that the engine does not compute with these weights."""
@@ -120,7 +118,7 @@ class VLLMEngine:
     async def export_kv(self, token_ids: bytes) -> KVHandle | None:
         await self._ready()
         self._need_memory()
-        handle = (await self._ask("qg_export_kv", token_ids, self.version)).handle
+        handle = (await self.ask_worker("qg_export_kv", token_ids, self.version)).handle
         if handle is not None:
             loop = asyncio.get_running_loop()
             self._pins[handle.handle_id] = loop.call_later(self.config.pin_deadline_s, self._expire, handle.handle_id)
@@ -135,7 +133,7 @@ class VLLMEngine:
             raise KVRefused(f"KV of version {handle.version}, this engine has {self.version}")
         if self._imports.has(handle.handle_id):
             return handle.num_tokens
-        reply = await self._ask("qg_import_kv", msgspec.msgpack.encode(handle))
+        reply = await self.ask_worker("qg_import_kv", msgspec.msgpack.encode(handle))
         self._forget_imports(self._imports.add(handle, np.frombuffer(reply.token_ids, np.int32)))
         self._count(tokens_imported=handle.num_tokens)
         return handle.num_tokens
@@ -144,7 +142,7 @@ class VLLMEngine:
         await self._ready()
         if timer := self._pins.pop(handle_id, None):
             timer.cancel()
-            await self._ask("qg_release", handle_id)
+            await self.ask_worker("qg_release", handle_id)
 
     async def offload(self) -> None:
         await self._ready()
@@ -156,13 +154,13 @@ class VLLMEngine:
             self._offloaded = True
             await self._hold(clear_cache=True)
             self._imports.clear()
-            await self._ask("qg_offload")
+            await self.ask_worker("qg_offload")
 
     async def restore(self, snapshot: Exposure, version: int) -> None:
         await self._ready()
         async with self._exclusive:
             if self._offloaded:
-                await self._ask("qg_wake")
+                await self.ask_worker("qg_wake")
             self._paused = self._paused and not self._offloaded
             self._offloaded = False
             await self._load(snapshot, version)
@@ -194,14 +192,14 @@ class VLLMEngine:
     async def close(self) -> None:
         """End vLLM's processes; running calls end with EngineUnavailable. Twice is harmless."""
         if self._failure is None and self._setup is None:
-            with contextlib.suppress(EngineError, TimeoutError):
-                await asyncio.wait_for(self._ask("qg_close"), self.config.command_deadline_s)
+            with contextlib.suppress(EngineError):
+                await self.ask_worker("qg_close")
         self._fail("the engine is closed")
         for timer in self._pins.values():
             timer.cancel()
-        for task in [*self._tasks, *filter(None, [self._llm.output_handler])]:
+        for task in self._tasks:
             task.cancel()
-        await asyncio.to_thread(self._llm.shutdown, SHUTDOWN_DEADLINE_S)
+        await self._process.close()
 
     @property
     def is_closed(self) -> bool:
@@ -210,7 +208,11 @@ class VLLMEngine:
     @property
     def core_pid(self) -> int:
         """Process of vLLM's engine core and worker."""
-        return self._llm.engine_core.resources.engine_manager.processes[0].pid
+        return self._process.pid
+
+    async def ask_worker(self, method: str, *arguments: object) -> Reply:
+        """Call a method of `WorkerExtension`. Raises what it raised; EngineUnavailable when nobody answers."""
+        return await self._process.ask(method, *arguments)
 
     # Calls.
 
@@ -241,7 +243,7 @@ class VLLMEngine:
         room = self.config.max_context_tokens - len(call.prompt)
         params = sampling_params(call.request.sampling, room, call.named_import)
         try:
-            async for output in self._llm.generate({"prompt_token_ids": call.prompt.tolist()}, params, call.name):
+            async for output in self._process.llm.generate({"prompt_token_ids": call.prompt.tolist()}, params, call.name):
                 await self._take(call, output)
         except (EngineDeadError, EngineGenerateError) as error:
             self._fail(f"vLLM's process is gone: {error}")
@@ -261,7 +263,7 @@ class VLLMEngine:
         if call.is_over or call.num_unsent >= self.config.stream_interval:
             self._send(call)
         elif call.is_aborted:
-            await self._llm.abort(call.name)  # the abort came before vLLM knew the call
+            await self._process.llm.abort(call.name)  # the abort came before vLLM knew the call
 
     def _started(self, call: VLLMCall, num_cached: int) -> None:
         call.cached = num_cached
@@ -272,7 +274,7 @@ class VLLMEngine:
 
     def _forget_imports(self, import_ids: list[str]) -> None:
         if import_ids:
-            self._later(self._ask("qg_forget_imports", import_ids))
+            self._later(self.ask_worker("qg_forget_imports", import_ids))
 
     def _later(self, work: Coroutine[None, None, object]) -> None:
         """Without waiting for it. When vLLM is gone, so is the need for it."""
@@ -306,88 +308,62 @@ class VLLMEngine:
             await self._hold()
             for call in calls:
                 call.is_aborted = True
-            await self._llm.abort([call.name for call in calls])
-            await self._llm.is_paused()  # answered after the aborts
-            await self._drain()
-            if not self._paused:
-                await self._llm.resume_generation()
+            await self._process.abort([call.name for call in calls])
+            await self._go_on()
 
     # Weights.
 
     async def _load(self, snapshot: Exposure, version: int) -> None:
         await self._hold()
-        reply = await self._ask("qg_load", msgspec.msgpack.encode(snapshot))
+        try:
+            reply = await self.ask_worker("qg_load", msgspec.msgpack.encode(snapshot))
+        except QwenGyreError:
+            await self._go_on()  # nothing was changed
+            raise
         self._count(tokens_recomputed_at_publish=sum(call.num_computed for call in self._calls.values()))
         await self._hold(clear_cache=True)
         self._imports.clear()
         self.version = version
-        await self._llm.update_weight_version(str(version))
-        self._withheld = True
-        await self._llm.resume_generation()
-        gap = max(abs(a - b) for a, b in zip(await self._probe(), reply.logprobs, strict=True))
-        await self._hold()
-        self._withheld = False
-        if not gap <= TOLERANCE[self.config.dtype]:
-            self._fail(f"the engine does not compute with the weights of version {version}: log-prob gap {gap:.3g}")
-            raise EngineError(self._failure)
-        for call in list(self._calls.values()):
-            self._send(call)
-        if not self._paused:
-            await self._llm.resume_generation()
+        await self._process.set_version(version)
+        await self._prove(reply.logprobs)
+        await self._go_on()
 
-    async def _probe(self) -> list[float]:
-        """Log-probs of the probe's tokens as vLLM computes them."""
-        prompt = {"prompt_token_ids": list(PROBE_TOKENS)}
-        async for output in self._llm.generate(prompt, probe_params(), f"probe/{next(self._numbers)}"):
-            if output.prompt_logprobs is not None:
-                pairs = zip(output.prompt_logprobs[1:], PROBE_TOKENS[1:], strict=True)
-                logprobs = [of[token].logprob for of, token in pairs]
-        return logprobs
+    async def _prove(self, expected: list[float]) -> None:
+        """Let the engine compute the probe; whatever else it makes meanwhile leaves only if the probe is right."""
+        self._withheld = True
+        await self._process.go_on()
+        gap = max(abs(a - b) for a, b in zip(await self._process.probe(), expected, strict=True))
+        await self._process.hold()
+        if not gap <= TOLERANCE[self.config.dtype]:
+            reason = f"the engine does not compute with the weights of version {self.version}: log-prob gap {gap:.3g}"
+            self._fail(reason)
+            raise EngineError(reason)
+        self._withheld = False
+        self._send_all()
 
     # vLLM's process.
 
     async def _ready(self) -> None:
-        """Tell the worker who it works for, once."""
         if self._failure is not None:
             raise EngineUnavailable(self._failure)
         if self._setup is not None:
             async with self._exclusive:
                 if self._setup is not None:
-                    await self._ask("qg_setup", msgspec.msgpack.encode(self._setup))
-                    await self._llm.update_weight_version("0")
-                    await self._probe()  # the first pass takes seconds: kernels are prepared
+                    await self._process.set_up(self._setup)
                     self._setup = None
 
     async def _hold(self, *, clear_cache: bool = False) -> None:
         """Stop between two tokens, and send what was made until now."""
-        await self._llm.engine_core.pause_scheduler_async(mode="keep", clear_cache=clear_cache)
-        await self._drain()
+        await self._process.hold(clear_cache=clear_cache)
+        self._send_all()
+
+    async def _go_on(self) -> None:
+        if not self._paused:
+            await self._process.go_on()
+
+    def _send_all(self) -> None:
         for call in list(self._calls.values()):
             self._send(call)
-
-    async def _drain(self) -> None:
-        """Let what vLLM has sent reach the calls."""
-        outputs = self._llm.engine_core.outputs_queue
-        while not outputs.empty():
-            await asyncio.sleep(0)
-        for _ in range(8):
-            await asyncio.sleep(0)
-
-    async def _ask(self, method: str, *arguments: object) -> Reply:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
-            async with asyncio.timeout(self.config.command_deadline_s):
-                answers = await self._llm.collective_rpc(method, args=arguments)
-        except TimeoutError:
-            raise EngineUnavailable(f"vLLM did not answer {method} within {self.config.command_deadline_s} s") from None
-        except EngineDeadError as error:
-            self._fail(f"vLLM's process is gone: {error}")
-            raise EngineUnavailable(self._failure) from error
-        reply = msgspec.msgpack.decode(answers[0], type=Reply)
-        if reply.failure is not None:
-            raise rebuild(reply.failure)
-        return reply
 
     def _fail(self, reason: str) -> None:
         if self._failure is None:

@@ -23,3 +23,4 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     token_ids: bytes = b""
     logprobs: list[float] = []
     """Of the probe, under the weights just read, by a forward that shares nothing with vLLM."""
+    seconds: float = 0.0

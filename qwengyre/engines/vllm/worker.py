@@ -17,13 +17,14 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from qwengyre.core.errors import KVRefused, ModelRefused, QwenGyreError
 from qwengyre.engines.api import KVHandle
+from qwengyre.engines.kv import runs
 from qwengyre.engines.model import expected_shapes, read_spec
-from qwengyre.engines.vllm.connector import GyreConnector
+from qwengyre.engines.vllm.connector import GyreConnector, Import
 from qwengyre.engines.vllm.messages import Reply, Setup
 from qwengyre.engines.vllm.probe import PROBE_TOKENS, reference_logprobs
 from qwengyre.engines.vllm.sampler import KeyedSampler
 from qwengyre.engines.wire import describe
-from qwengyre.transfer.api import Carrier, Exposure
+from qwengyre.transfer.api import Carrier, Exposure, Pieces
 
 TOKENS = "token_ids"
 """Region of exported KV that holds the tokens themselves."""
@@ -76,18 +77,8 @@ class WorkerExtension:
         if not num_tokens:
             return Reply()
         known = np.ascontiguousarray(wanted[:num_tokens])
-        shapes = {layer: _empty_like_blocks(cache, len(blocks)) for layer, cache in connector.caches.items()}
-        exposure = self.qg_carrier.reserve({TOKENS: known} | shapes, version=version, epoch=KV_EPOCH)
-        buffers = self.qg_carrier.buffers(exposure)
-        np.copyto(buffers[TOKENS], known)
-        for layer, cache in connector.caches.items():
-            index = torch.tensor(blocks, device=cache.device)
-            target = torch.from_numpy(buffers[layer]).view(cache.dtype).view(len(blocks), *cache.shape[1:])
-            if cache.device.type == "cpu":
-                torch.index_select(cache, 0, index, out=target)
-            else:
-                target.copy_(cache.index_select(0, index))
-        exposure = self.qg_carrier.republish(exposure, version=version)
+        regions = {layer: _rows(cache, blocks) for layer, cache in connector.caches.items()}
+        exposure = self.qg_carrier.expose({TOKENS: known} | regions, version=version, epoch=KV_EPOCH)
         handle_id = f"{exposure.location}/{next(self.qg_numbers)}"
         self.qg_exports[handle_id] = exposure
         return Reply(handle=KVHandle(handle_id, exposure, num_tokens, self.qg.fingerprint, version))
@@ -98,23 +89,30 @@ class WorkerExtension:
         given = msgspec.msgpack.decode(handle, type=KVHandle)
         connector = _connector()
         num_blocks = -(-given.num_tokens // connector.block_size)
-        shapes = {layer: _empty_like_blocks(cache, num_blocks) for layer, cache in connector.caches.items()}
+        shapes = {layer: (num_blocks, _block_bytes(cache)) for layer, cache in connector.caches.items()}
         offered = {region.name: tuple(region.shape) for region in given.exposure.regions}
-        if offered != {TOKENS: (given.num_tokens,)} | {layer: array.shape for layer, array in shapes.items()}:
+        if offered != {TOKENS: (given.num_tokens,)} | shapes:
             raise KVRefused(f"the blocks at {given.exposure.location} are not laid out as this engine's")
-        arrays = self.qg_carrier.read(given.exposure)
-        token_ids = arrays.pop(TOKENS)
-        connector.imports[given.handle_id] = {
+        token_ids = np.empty(given.num_tokens, np.int32)
+        arrays, buffer = connector.staging.take(shapes)
+        self.qg_carrier.read(given.exposure, {TOKENS: token_ids} | arrays)
+        content = {
             layer: torch.from_numpy(arrays[layer]).view(cache.dtype).view(num_blocks, *cache.shape[1:])
             for layer, cache in connector.caches.items()
         }
+        connector.imports[given.handle_id] = Import(content, buffer)
         return Reply(token_ids=token_ids.tobytes())
 
     @replies
     def qg_forget_imports(self, import_ids: list[str]) -> Reply:
         for import_id in import_ids:
-            _connector().imports.pop(import_id, None)
+            _connector().forget_import(import_id)
         return Reply()
+
+    @replies
+    def qg_load_cpu_s(self) -> Reply:
+        """CPU seconds spent so far in putting imports into blocks, for benches."""
+        return Reply(seconds=_connector().load_cpu_s)
 
     @replies
     def qg_release(self, handle_id: str) -> Reply:
@@ -126,6 +124,7 @@ class WorkerExtension:
     def qg_offload(self) -> Reply:
         """Give back weights and KV cache. On a GPU vLLM's sleep mode does it, on a CPU their storages shrink to nothing."""
         self._qg_forget()
+        _connector().staging.clear()
         if self.device.type == "cpu":
             for module in self.model_runner.get_model().modules():
                 if hasattr(module, "cpu_linear"):
@@ -152,7 +151,8 @@ class WorkerExtension:
     def _qg_forget(self) -> None:
         connector = _connector()
         connector.ledger.clear()
-        connector.imports.clear()
+        for import_id in list(connector.imports):
+            connector.forget_import(import_id)
 
     def _qg_tensors(self) -> list[torch.Tensor]:
         return [parameter.data for parameter in self.model_runner.get_model().parameters()] + list(_connector().caches.values())
@@ -182,10 +182,17 @@ def _tensors(parameters: dict[str, np.ndarray]) -> Iterator[tuple[str, torch.Ten
         yield name, torch.from_numpy(array)
 
 
-def _empty_like_blocks(cache: torch.Tensor, num_blocks: int) -> np.ndarray:
-    """Shape of `num_blocks` blocks as raw bytes; takes no memory."""
-    num_bytes = cache[0].numel() * cache.element_size()
-    return np.broadcast_to(np.zeros(1, np.uint8), (num_blocks, num_bytes))
+def _block_bytes(cache: torch.Tensor) -> int:
+    return cache[0].numel() * cache.element_size()
+
+
+def _rows(cache: torch.Tensor, blocks: list[int]) -> Pieces:
+    """Blocks as raw bytes, a row each; where they lie in host memory, they are not copied."""
+    if cache.device.type == "cpu" and cache.is_contiguous():
+        rows = cache.view(torch.uint8).view(len(cache), -1).numpy()
+        return [rows[first:last] for first, last in runs(blocks)]
+    taken = cache.index_select(0, torch.tensor(blocks, device=cache.device)).contiguous()
+    return taken.view(torch.uint8).view(len(blocks), -1).cpu().numpy()
 
 
 def _shrink_storages(tensors: list[torch.Tensor]) -> dict[int, int]:
@@ -200,5 +207,6 @@ def _shrink_storages(tensors: list[torch.Tensor]) -> dict[int, int]:
 
 
 def _restore_storages(tensors: list[torch.Tensor], sizes: dict[int, int]) -> None:
+    """Zeros, not what lay in the memory: a kernel multiplies slots that it masks by 0, and NaN times 0 is NaN."""
     for index, num_bytes in sizes.items():
-        tensors[index].untyped_storage().resize_(num_bytes)
+        tensors[index].untyped_storage().resize_(num_bytes).fill_(0)
