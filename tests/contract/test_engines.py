@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -273,6 +274,26 @@ def test_kv_of_another_version_is_refused_and_computed_again(bench):
         chunks = await collect(destination.generate(GenerateRequest("b", moved.token_ids, moved.sampling, handle)))
         assert chunks[0].cached_tokens == 0
         assert len(tokens_of(chunks)) == 2
+
+    run(bench, body)
+
+
+def test_kv_of_another_model_dtype_or_layout_is_refused_and_computed_again(bench):
+    async def body(made: Bench) -> None:
+        source, destination = await made.engine(), await made.engine()
+        expected = tokens_of(await collect(source.generate(request("a", max_tokens=2))))
+        handle = await source.export_kv(request("a").token_ids)
+        assert handle is not None
+        foreign = msgspec.structs.replace(handle, fingerprint="another")
+        with pytest.raises(KVRefused):
+            await destination.import_kv(foreign)
+        moved, before = request("b", max_tokens=2), destination.stats()
+        chunks = await collect(destination.generate(GenerateRequest("b", moved.token_ids, moved.sampling, foreign)))
+        await destination.release("unknown")
+        assert tokens_of(chunks) == expected
+        assert chunks[0].cached_tokens == 0
+        assert destination.stats().tokens_imported == before.tokens_imported
+        assert destination.stats().tokens_prefilled - before.tokens_prefilled == 40
 
     run(bench, body)
 

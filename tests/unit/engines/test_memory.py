@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qwengyre.core.errors import ModelRefused, StaleRead
 from qwengyre.engines.api import GenerateRequest, Sampling
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.embedded import EmbeddedEngine
@@ -60,3 +61,40 @@ def test_offload_gives_the_memory_back_to_the_system(tmp_path: Path):
         carrier.close()
 
     asyncio.run(main())
+
+
+def test_kv_that_nobody_releases_is_readable_until_its_deadline_and_no_longer(tmp_path: Path):
+    model_dir = write_tiny_qwen3(tmp_path)
+
+    async def main() -> None:
+        carrier = TcpCarrier()
+        engine = EmbeddedEngine(model_dir, carrier, EngineConfig(kv_blocks=256, pin_deadline_s=0.5))
+        prompt = GenerateRequest("a", np.arange(40, dtype=np.int32).tobytes(), Sampling(1.0, 4, (), 0))
+        assert [chunk async for chunk in engine.generate(prompt)]
+        handle = await engine.export_kv(prompt.token_ids)
+        assert handle is not None
+        await engine.offload()
+        assert carrier.read(handle.exposure)
+        with pytest.raises(StaleRead):
+            while True:
+                await engine.release("unknown")
+                carrier.read(handle.exposure)
+        await engine.close()
+        carrier.close()
+
+    asyncio.run(main())
+
+
+def test_two_engines_share_kv_only_when_model_and_layout_are_the_same(tmp_path: Path):
+    spec = read_spec(write_tiny_qwen3(tmp_path / "a"))
+    assert spec.fingerprint(16) == read_spec(write_tiny_qwen3(tmp_path / "b", seed=1)).fingerprint(16)
+    others = [spec.fingerprint(8)] + [
+        read_spec(write_tiny_qwen3(tmp_path / name, **{name: value})).fingerprint(16)
+        for name, value in {"num_hidden_layers": 3, "head_dim": 8, "num_key_value_heads": 4, "rope_theta": 5000.0}.items()
+    ]
+    assert len({spec.fingerprint(16), *others}) == 6
+
+
+def test_a_model_with_recurrent_states_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(ModelRefused, match="qwen3_next"):
+        read_spec(write_tiny_qwen3(tmp_path, model_type="qwen3_next"))
