@@ -26,11 +26,13 @@ from qwengyre.runtime.controller import Controller
 from qwengyre.runtime.fleet import Fleet, LiveCell
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.launchers.local import LocalLauncher, LocalLife
+from qwengyre.runtime.steps import CORE
 from qwengyre.scheduler import events as ev
 
 INTO_OPERATION_S = (0.004, 0.002, 0.001, 0.0)
 """How long an operation has been under way when the blow falls; shorter each time that it was over by then."""
 POLL_S = 0.02
+START_DEADLINE_S = 120.0
 
 
 class Injector:
@@ -133,6 +135,12 @@ class Injector:
     def over(self) -> None:
         self.struck = None
 
+    async def wait_over(self) -> None:
+        """Before a step is opened: a slow machine gets the time to start what was lost. The core itself is waited for anyway."""
+        deadline = time.monotonic() + START_DEADLINE_S
+        while self.struck is not None and self.struck.victim != "cell-0" and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+
     async def watch_rollout(self) -> None:
         """Faults that strike while calls run, and those of programs that no order names."""
         while True:
@@ -203,6 +211,8 @@ def wrap(injector: Injector) -> None:
     assemble = train.Run._assemble
 
     async def struck_call(self, cell, operation, expected, timeout_s=None):
+        if cell == CORE and isinstance(operation, api.BeginStep):
+            await injector.wait_over()
         task = asyncio.ensure_future(call(self, cell, operation, expected, timeout_s))
         await injector.in_operation(type(operation).__name__, self.server(cell), task)
         return await task
