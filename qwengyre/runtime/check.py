@@ -120,6 +120,15 @@ def _check_lengths(config: RunConfig) -> None:
         )
 
 
+def _check_objective(config: RunConfig) -> None:
+    """Half of an objective with a KL term would be left out in silence: the executions that have nothing else to learn from."""
+    if config.trainer.kl_coefficient and not config.trajectory.keep_zero_advantage:
+        raise ConfigError(
+            "executions of advantage 0 have a KL term, too: set it to true, or trainer.kl_coefficient to 0",
+            key="trajectory.keep_zero_advantage",
+        )
+
+
 def _check_packages(config: RunConfig) -> None:
     for key, value in (("runtime.launcher", config.runtime.launcher), ("transfer.carrier", config.transfer.carrier)):
         if value in OPTIONAL and importlib.util.find_spec(value) is None:
@@ -137,6 +146,7 @@ def _check_harness(config: RunConfig) -> None:
 CHECKS: Final[tuple[Callable[[RunConfig], None], ...]] = (
     _check_what_is_decided_elsewhere,
     _check_lengths,
+    _check_objective,
     _check_packages,
     _check_rules,
     _check_tasks,

@@ -39,7 +39,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_weight_cap: float = 5.0
     """Token importance weights between engine and trainer are truncated here."""
     kl_coefficient: float = 0.0
-    """Weight of the KL estimate to the weights that the run started from. Executions with advantage 0 train when > 0."""
+    """Weight of the KL estimate to the weights that the run started from. Above 0 it needs
+    `trajectory.keep_zero_advantage`: executions with advantage 0 train, too."""
     sequence_constant: float = 1024.0
     """Divisor of a trajectory's token sum under `aggregation = "constant"` (Dr. GRPO)."""
     max_row_tokens: int = 262_144
