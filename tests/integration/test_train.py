@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import fcntl
+import re
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from qwengyre.core.records import MicroStep
+from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.records import EvaluationFinished, RunBegan, StepFinished
 from tests.integration.run_kit import RunKit, executions_done, kill, metrics, summary
 
@@ -26,6 +32,29 @@ def test_a_run_goes_through_all_stations_and_leaves_everything_promised(tmp_path
     for path in (folder.config, folder.report, folder.policy / "tokenizer.json", folder.gateway_journal):
         assert path.is_file()
     assert list(folder.checkpoints.iterdir()) and list(folder.tensorboard.iterdir())
+
+
+def test_cells_of_two_ranks_train_together(tmp_path: Path):
+    """Sharded inside the cells, summed shard by shard between them, whole again where others read it."""
+    folder = RunKit(tmp_path, steps=2).run("--set", "scheduler.num_cells=2", "--set", "trainer.ranks=2")
+    assert summary(folder).max_logprob_gap <= 1e-4
+    assert [step.members for step in metrics(folder, StepFinished)] == [(0, 1), (0, 1)]
+    first, last = (weights_of(folder, step) for step in (0, 2))
+    assert first.keys() == last.keys() and all(first[name].shape == last[name].shape for name in first)
+    assert any((first[name] != last[name]).any() for name in first)
+
+
+def test_a_step_whose_loss_is_not_finite_is_not_applied_and_its_data_is_kept(tmp_path: Path):
+    """The first step of a burst throws the weights away, so that in the second the distance to the reference overflows."""
+    only_training = ("--set", "scheduler.num_cells=1", "--set", "evaluation.at_end=false")
+    kit = RunKit(tmp_path, steps=2)
+    folder = kit.run("--set", "trainer.learning_rate=1e3", "--set", "trainer.kl_coefficient=1.0", *only_training)
+    ruined, after = (weights_of(folder, step) for step in (1, 2))
+    assert all(np.array_equal(ruined[name], after[name], equal_nan=True) for name in ruined)
+    kept = [msgspec.msgpack.decode(file.read_bytes(), type=MicroStep) for file in (folder.path / "poisoned").iterdir()]
+    executions = {execution.execution for micro_step in kept for execution in micro_step.executions}
+    told = re.findall(r"Qwen3ForCausalLM, execution (\S+), path \d+: loss is inf", kit.output(whole=True))
+    assert told and executions.issuperset(told)
 
 
 USELESS = {
@@ -66,3 +95,7 @@ def test_after_kill_9_and_torn_journals_a_resumed_run_keeps_every_finished_execu
     assert [record.resumed for record in began] == [False, True]
     assert began[1].executions_kept == len(before)
     assert summary(folder).executions_lost == began[1].executions_redispatched
+
+
+def weights_of(folder: RunFolder, step: int) -> dict[str, np.ndarray]:
+    return load_file(folder.checkpoints / f"step-{step:06d}" / "model.safetensors")
