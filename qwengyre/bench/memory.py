@@ -42,8 +42,6 @@ def memory(
     if head_tokens:
         model = _model(vocab_size=151_936, hidden_size=512, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4)
         found.append(_run("vocabulary of 151,936", model, head_tokens, chunk_tokens))
-    for line in found:
-        say(f"{line.case:26} {line.num_tokens:8} tokens {line.parameters / 1e6:6.1f}M {line.cpu_s:8.1f} s {line.peak_mb:7.0f} MB")
     write_json(json_target, found)
 
 
@@ -69,4 +67,6 @@ def _run(name: str, model: nn.Module, num_tokens: int, chunk_tokens: int) -> Lin
         tree_model.train(row, targets, lambda logp: torch.ones_like(logp) / num_tokens)
 
     measured = measure(train)
-    return Line(name, num_tokens, sum(p.numel() for p in model.parameters()), measured.cpu_s, measured.peak_mb)
+    line = Line(name, num_tokens, sum(p.numel() for p in model.parameters()), measured.cpu_s, measured.peak_mb)
+    say(f"{line.case:26} {line.num_tokens:8} tokens {line.parameters / 1e6:6.1f}M {line.cpu_s:8.1f} s {line.peak_mb:7.0f} MB")
+    return line

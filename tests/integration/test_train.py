@@ -48,7 +48,8 @@ def test_a_step_whose_loss_is_not_finite_is_not_applied_and_its_data_is_kept(tmp
     """The first step of a burst throws the weights away, so that in the second the distance to the reference overflows."""
     only_training = ("--set", "scheduler.num_cells=1", "--set", "evaluation.at_end=false")
     kit = RunKit(tmp_path, steps=2)
-    folder = kit.run("--set", "trainer.learning_rate=1e3", "--set", "trainer.kl_coefficient=1.0", *only_training)
+    with_kl = ("--set", "trainer.kl_coefficient=1.0", "--set", "trajectory.keep_zero_advantage=true")
+    folder = kit.run("--set", "trainer.learning_rate=1e3", *with_kl, *only_training)
     ruined, after = (weights_of(folder, step) for step in (1, 2))
     assert all(np.array_equal(ruined[name], after[name], equal_nan=True) for name in ruined)
     kept = [msgspec.msgpack.decode(file.read_bytes(), type=MicroStep) for file in (folder.path / "poisoned").iterdir()]
