@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -38,7 +38,60 @@ class Moved(NamedTuple):
     is_identical: bool
 
 
+class Pair(Protocol):
+    """Two engines, and what they cost."""
+
+    source: Engine
+    destination: Engine
+
+    def cpu_s(self) -> float:
+        """CPU seconds so far of all that computes here."""
+        ...
+
+    async def placing_s(self) -> float:
+        """CPU seconds so far of placing blocks that were not placed by `import_kv`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class EmbeddedPair:
+    def __init__(self, model_dir: Path, carrier: str, max_context_tokens: int):
+        from qwengyre.engines.config import EngineConfig
+        from qwengyre.engines.embedded import EmbeddedEngine
+
+        config = EngineConfig(max_context_tokens=max_context_tokens, kv_blocks=CALLS_IN_CACHE * (max_context_tokens // 16 + 2))
+        self._carriers = [open_bench_carrier(carrier, PREFIX) for _ in range(2)]
+        self.source, self.destination = (EmbeddedEngine(model_dir, each, config) for each in self._carriers)
+
+    def cpu_s(self) -> float:
+        return time.process_time()
+
+    async def placing_s(self) -> float:
+        return 0.0
+
+    async def close(self) -> None:
+        for each in (self.source, self.destination):
+            await each.close()
+        for each in self._carriers:
+            each.close()
+
+
+def _pair(engine: str) -> Callable[[Path, str, int], Pair]:
+    if engine == "vllm":
+        from qwengyre.engines.vllm.launch import require_vllm
+
+        require_vllm()
+        from qwengyre.bench.kv_move_vllm import VLLMPair
+
+        return lambda model_dir, carrier, limit: VLLMPair(model_dir, carrier, PREFIX, limit, CALLS_IN_CACHE)
+    if engine != "embedded":
+        raise typer.BadParameter(f"the engines are embedded and vllm, not {engine!r}")
+    return EmbeddedPair
+
+
 class Figures(msgspec.Struct, frozen=True):
+    engine: str
     carrier: str
     moves: int
     prompt_tokens: int
@@ -59,6 +112,7 @@ def kv_move(
     moves: Annotated[int, typer.Option(help="How many calls move.")] = 10,
     carrier: CarrierName = "shm",
     layers: Annotated[int, typer.Option(help="Layers of the random model, 512 bytes a token each.")] = 24,
+    engine: Annotated[str, typer.Option(help="embedded or vllm.")] = "embedded",
     json_target: JsonTarget = None,
 ) -> None:
     """Move calls in mid-generation: tokens computed twice, equal continuations, speed against the bare carrier."""
@@ -66,34 +120,29 @@ def kv_move(
 
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = write_tiny_qwen3(Path(scratch), **(QUICKSTART_SHAPE | {"num_hidden_layers": layers}))
-        figures = asyncio.run(move_calls(model_dir, carrier, prompt_tokens, moves))
+        figures = asyncio.run(move_calls(engine, model_dir, carrier, prompt_tokens, moves))
     write_json(json_target, figures)
-    say(f"{moves} calls of {prompt_tokens} tokens over {carrier}, {figures.kv_bytes / 1e6:.1f} MB each")
+    say(f"{moves} calls of {prompt_tokens} tokens over {carrier} between {engine} engines, {figures.kv_bytes / 1e6:.1f} MB each")
     say(f"recomputed_tokens {figures.recomputed_tokens}    continuations identical: {figures.is_identical}")
     say(f"move {figures.move_ms:.2f} ms    raw {figures.raw_ms:.2f} ms    share_of_raw {figures.share_of_raw:.2f}")
 
 
-async def move_calls(model_dir: Path, kind: str, prompt_tokens: int, moves: int) -> Figures:
+async def move_calls(engine: str, model_dir: Path, kind: str, prompt_tokens: int, moves: int) -> Figures:
     """Each call starts at the source, is aborted after its first chunk, and ends at the destination."""
-    from qwengyre.engines.config import EngineConfig
-    from qwengyre.engines.embedded import EmbeddedEngine
-
     carriers = [open_bench_carrier(kind, PREFIX) for _ in range(2)]
-    limit = prompt_tokens + OUTPUT_TOKENS + 1
-    config = EngineConfig(max_context_tokens=limit, kv_blocks=CALLS_IN_CACHE * (limit // 16 + 2))
-    source, destination = (EmbeddedEngine(model_dir, each, config) for each in carriers)
+    pair = _pair(engine)(model_dir, kind, prompt_tokens + OUTPUT_TOKENS + 1)
     moved, raw_s = [], []
     for index in range(CALLS_IN_CACHE + moves):
-        moved.append(await _move(source, destination, _call(index, prompt_tokens)))
+        moved.append(await _move(pair, _call(index, prompt_tokens)))
         raw_s.append(_raw(carriers, moved[-1].kv_bytes))
-    for each in (source, destination):
-        await each.close()
+    await pair.close()
     for each in carriers:
         each.close()
     counted = moved[CALLS_IN_CACHE:]
     move_ms = 1000 * float(np.median([one.cpu_s for one in counted]))
     raw_ms = 1000 * float(np.median(raw_s[CALLS_IN_CACHE:]))
     return Figures(
+        engine=engine,
         carrier=kind,
         moves=moves,
         prompt_tokens=prompt_tokens,
@@ -106,22 +155,26 @@ async def move_calls(model_dir: Path, kind: str, prompt_tokens: int, moves: int)
     )
 
 
-async def _move(source: Engine, destination: Engine, whole: GenerateRequest) -> Moved:
+async def _move(pair: Pair, whole: GenerateRequest) -> Moved:
+    source, destination = pair.source, pair.destination
     async with aclosing(source.generate(whole)) as stream:
         done = list((await anext(stream)).token_ids)
         await source.abort([whole.request_id])
         done += [token for chunk in await _collect(stream) for token in chunk.token_ids]
     known = whole.token_ids + np.array(done, np.int32).tobytes()
-    began = time.process_time()
+    placing_s = -await pair.placing_s()
+    began = pair.cpu_s()
     handle = await source.export_kv(known)
     assert handle is not None
     await destination.import_kv(handle)
-    cpu_s = time.process_time() - began
+    cpu_s = pair.cpu_s() - began
     before = destination.stats().tokens_prefilled
     rest = await _tokens(destination, _request(whole.request_id, known, OUTPUT_TOKENS - len(done)))
-    recomputed = destination.stats().tokens_prefilled - before
+    placing_s += await pair.placing_s()
+    unknown = len(known) // 4 - handle.num_tokens or 1  # the last token is computed in any case: it says what comes next
+    recomputed = max(0, destination.stats().tokens_prefilled - before - unknown)
     await source.release(handle.handle_id)
-    return Moved(cpu_s, handle.exposure.num_bytes, recomputed, done + rest == await _tokens(source, whole))
+    return Moved(cpu_s + placing_s, handle.exposure.num_bytes, recomputed, done + rest == await _tokens(source, whole))
 
 
 def _call(index: int, num_tokens: int) -> GenerateRequest:
