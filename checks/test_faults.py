@@ -27,6 +27,8 @@ DETECTED_WITHIN_S = MISSES_UNTIL_LOST * (HEARTBEATS_PER_ANSWER + 1) * HEARTBEAT_
 SLACK_S = 5.0
 """For a machine that does other things too."""
 
+SMALL_STEPS = ("scheduler.groups_per_step=4", "scheduler.executions_per_group=2")
+"""A micro-step for each group: enough that every member of a step claims some."""
 TOGETHER = (
     "scheduler.policy=colocate",
     "scheduler.num_standalone=1",
@@ -110,7 +112,7 @@ class FaultyRun:
         self._in_namespaces = in_namespaces
         self.settings = [
             f"runtime.heartbeat_s={HEARTBEAT_S}",
-            "scheduler.groups_per_step=1",
+            *SMALL_STEPS,
             "runtime.collective_timeout_s=5",
             *settings,
         ]
