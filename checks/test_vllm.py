@@ -252,6 +252,7 @@ def test_calls_of_an_engine_whose_process_is_killed_end_at_once_with_an_error(po
                 await contract.collect(stream)
         with pytest.raises(EngineUnavailable, match="gone"):
             await engine.export_kv(contract.request("a").token_ids)
+        assert "gone" in engine.stats().failure, "the cell is lost by it, and replaced"
         await engine.close()
 
     pool.runner.run(body())

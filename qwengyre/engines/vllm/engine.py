@@ -187,7 +187,7 @@ class VLLMEngine:
 
     def stats(self) -> EngineStats:
         busy_s = time.monotonic() - self._busy_since if self._calls else 0.0
-        return msgspec.structs.replace(self._counts, busy_s=self._counts.busy_s + busy_s)
+        return msgspec.structs.replace(self._counts, busy_s=self._counts.busy_s + busy_s, failure=self._failure or "")
 
     async def close(self) -> None:
         """End vLLM's processes; running calls end with EngineUnavailable. Twice is harmless."""
