@@ -119,9 +119,7 @@ def test_doctor_examines_every_node_and_what_is_between_them(cluster: Cluster, t
 
 def test_a_run_over_three_nodes_goes_on_when_one_is_killed(cluster: Cluster, tmp_path: Path):
     kit = RunKit(tmp_path, steps=6, turns=4)
-    process = kit.start(
-        "--set", "runtime.launcher=ray", "--set", f"ray.address={cluster.address}", "--set", "runtime.start_timeout_s=60"
-    )
+    process = kit.start("--set", "runtime.launcher=ray", "--set", f"ray.address={cluster.address}")
     kit.wait_until(lambda: kit.has_begun() and len(executions_done(kit.run_folder())) >= 8, process)
     before = executions_done(kit.run_folder())
     cluster.remove_node(cluster.worker_nodes[-1], allow_graceful=False)
