@@ -60,7 +60,7 @@ class Pool:
 
     async def take(self, index: int) -> VLLMEngine:
         """The engine of this number, with the weights of version 0 and nothing else."""
-        if index < len(self.engines) and self.engines[index].is_closed:
+        if index < len(self.engines) and self.engines[index].stats().failure:
             del self.engines[index]
         if index >= len(self.engines):
             self.engines.append(self.start())
@@ -250,6 +250,7 @@ def test_calls_of_an_engine_whose_process_is_killed_end_at_once_with_an_error(po
             os.kill(engine.core_pid, signal.SIGKILL)
             with pytest.raises(EngineUnavailable, match="gone"):
                 await contract.collect(stream)
+        assert "gone" in engine.stats().failure
         with pytest.raises(EngineUnavailable, match="gone"):
             await engine.export_kv(contract.request("a").token_ids)
         assert "gone" in engine.stats().failure, "the cell is lost by it, and replaced"

@@ -202,10 +202,6 @@ class VLLMEngine:
         await self._process.close()
 
     @property
-    def is_closed(self) -> bool:
-        return self._failure is not None
-
-    @property
     def core_pid(self) -> int:
         """Process of vLLM's engine core and worker."""
         return self._process.pid
@@ -368,6 +364,7 @@ class VLLMEngine:
     def _fail(self, reason: str) -> None:
         if self._failure is None:
             self._failure = reason
+            self._counts = msgspec.structs.replace(self._counts, failure=reason)
             log.info("engine_ends", extra={"reason": reason})
             for call in list(self._calls.values()):
                 call.fail(EngineUnavailable(reason))
