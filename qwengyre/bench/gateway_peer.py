@@ -27,10 +27,18 @@ ANSWER = json.dumps(
 
 async def added_by_peer(peer_url: str, upstream_port: int, num_calls: int) -> float:
     """Median seconds that the proxy at `peer_url` adds to a call that its upstream, here, answers at once."""
-    upstream = await asyncio.start_server(_answer, "127.0.0.1", upstream_port)
-    async with upstream:
+    connections: list[asyncio.StreamWriter] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        await _answer(reader, writer)
+
+    async with await asyncio.start_server(answer, "127.0.0.1", upstream_port):
         direct = await _times(f"http://127.0.0.1:{upstream_port}/v1", num_calls)
         through = await _times(peer_url, num_calls)
+        for connection in connections:
+            connection.close()
+            await connection.wait_closed()
     return float(np.median(through) - np.median(direct))
 
 

@@ -59,7 +59,9 @@ class Rendering:
         try:
             config = _renderer_config(renderer)
             own = renderers.load_tokenizer(str(model)) if renderer.get("name") == "default" else tokenizer
-            return cls(tokenizer, renderers.create_renderer(own, config))
+            made = renderers.create_renderer(own, config)
+            made.render_ids([{"role": "user", "content": ""}], add_generation_prompt=True)
+            return cls(tokenizer, made)
         except AttributeError as error:
             known = "name one, such as qwen3 or qwen3.5; `default` uses the tokenizer's own template"
             raise ConfigError(f"no renderer is known for {model}: {known}", key="gateway.renderer.name") from error

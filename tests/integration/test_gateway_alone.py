@@ -15,6 +15,8 @@ import pytest
 
 from qwengyre.cli.run_records import recorded_executions
 from qwengyre.core.arrays import LOGPROB, TOKEN, unpack
+from qwengyre.core.errors import ConfigError
+from qwengyre.gateway.rendering import Rendering
 from qwengyre.testing.completions_server import CompletionsServer
 from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
 from qwengyre.trajectory.records import CallStarted, TokensSampled
@@ -109,7 +111,7 @@ def test_model_that_the_server_does_not_have_is_said(tmp_path):
     async def scenario():
         async with CompletionsServer(lambda prompt: [], model="served") as server:
             model = write_byte_tokenizer(tmp_path / "model")
-            arguments = ["gateway", "--engine", server.url, "--model", str(model), "--served-as", "other"]
+            arguments = ["gateway", "--engine", server.url, "--model", str(model), "--served-as", "other", "--renderer", "qwen3"]
             process = await asyncio.create_subprocess_exec(
                 *COMMAND, *arguments, "--out", str(tmp_path / "out"), stderr=asyncio.subprocess.PIPE
             )
@@ -118,3 +120,9 @@ def test_model_that_the_server_does_not_have_is_said(tmp_path):
             assert b"serves served, not 'other'" in b" ".join(error.split()) and b"--served-as" in error
 
     play(scenario)
+
+
+def test_model_without_a_known_renderer_is_refused_at_start(tmp_path):
+    model = write_byte_tokenizer(tmp_path / "nobody-knows")
+    with pytest.raises(ConfigError, match=r"no renderer is known for .*nobody-knows: name one, such as qwen3"):
+        Rendering.from_folder(model, {"name": "auto"})
