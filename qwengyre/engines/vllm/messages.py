@@ -8,6 +8,9 @@ from qwengyre.engines.api import KVHandle
 from qwengyre.engines.wire import Failure
 from qwengyre.transfer.carriers import CarrierPlace
 
+WORKER_FAILED = "WorkerFailed"
+"""Kind of a failure that nobody foresaw: what state the worker is in is not known."""
+
 
 class Setup(msgspec.Struct, frozen=True):
     """What the adapter tells a worker once."""

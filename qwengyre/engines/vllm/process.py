@@ -14,7 +14,7 @@ from qwengyre.core.errors import EngineUnavailable
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.model import ModelSpec
 from qwengyre.engines.vllm import launch
-from qwengyre.engines.vllm.messages import Reply, Setup
+from qwengyre.engines.vllm.messages import WORKER_FAILED, Reply, Setup
 from qwengyre.engines.vllm.probe import PROBE_TOKENS
 from qwengyre.engines.vllm.sampling import probe_params
 from qwengyre.engines.wire import rebuild
@@ -46,6 +46,8 @@ class VLLMProcess:
         answers = await self._bounded(self.llm.collective_rpc(method, args=arguments), method)
         reply = msgspec.msgpack.decode(answers[0], type=Reply)
         if reply.failure is not None:
+            if reply.failure.kind == WORKER_FAILED:
+                self._on_end(f"vLLM's worker failed: {reply.failure.message}")
             raise rebuild(reply.failure)
         return reply
 

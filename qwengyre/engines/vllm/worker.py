@@ -5,7 +5,9 @@ Every method returns one msgpack `Reply`, so that errors keep their type on the 
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
@@ -20,12 +22,13 @@ from qwengyre.engines.api import KVHandle
 from qwengyre.engines.kv import runs
 from qwengyre.engines.model import expected_shapes, read_spec
 from qwengyre.engines.vllm.connector import GyreConnector, Import
-from qwengyre.engines.vllm.messages import Reply, Setup
+from qwengyre.engines.vllm.messages import WORKER_FAILED, Reply, Setup
 from qwengyre.engines.vllm.probe import PROBE_TOKENS, reference_logprobs
 from qwengyre.engines.vllm.sampler import KeyedSampler
-from qwengyre.engines.wire import describe
+from qwengyre.engines.wire import Failure, describe
 from qwengyre.transfer.api import Carrier, Exposure, Pieces
 
+log = logging.getLogger(__name__)
 TOKENS = "token_ids"
 """Region of exported KV that holds the tokens themselves."""
 KV_EPOCH = 0
@@ -38,6 +41,9 @@ def replies(method: Callable[..., Reply]) -> Callable[..., bytes]:
             reply = method(*arguments)
         except QwenGyreError as error:
             reply = Reply(failure=describe(error))
+        except Exception as error:  # the outermost frame in vLLM's process: it records, and the engine ends
+            log.exception("worker_failed")
+            reply = Reply(failure=Failure(WORKER_FAILED, f"{method.__name__}: {error!r}"))
         return msgspec.msgpack.encode(reply)
 
     return call
@@ -189,7 +195,9 @@ def _block_bytes(cache: torch.Tensor) -> int:
 def _rows(cache: torch.Tensor, blocks: list[int]) -> Pieces:
     """Blocks as raw bytes, a row each; where they lie in host memory, they are not copied."""
     if cache.device.type == "cpu" and cache.is_contiguous():
-        rows = cache.view(torch.uint8).view(len(cache), -1).numpy()
+        # Not by `cache.numpy()`, after which torch would refuse to shrink the storage.
+        content = (ctypes.c_uint8 * (cache.numel() * cache.element_size())).from_address(cache.data_ptr())
+        rows = np.ctypeslib.as_array(content).reshape(len(cache), -1)
         return [rows[first:last] for first, last in runs(blocks)]
     taken = cache.index_select(0, torch.tensor(blocks, device=cache.device)).contiguous()
     return taken.view(torch.uint8).view(len(blocks), -1).cpu().numpy()
