@@ -147,7 +147,11 @@ class Trainer:
         return audit.path_logprobs(self.tree_model, trajectory, temperature)
 
     def audit(self, micro_steps: Sequence[MicroStep], snapshots_dir: Path) -> AuditReport:
-        """Compare recorded log-probs with a forward under the version that sampled each token; the weights come back."""
+        """Compare recorded log-probs with a forward under the version that sampled each token; the weights come back.
+
+        A cell that serves may do this too: it takes the memory of a step again.
+        """
+        self.flat.restore()
         before = self.flat.weights.clone()
         try:
             return audit.audit(self.tree_model, micro_steps, lambda version: self._load_snapshot(snapshots_dir, version))

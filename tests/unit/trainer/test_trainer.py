@@ -280,6 +280,19 @@ def test_audit_finds_the_gap_under_each_token_s_version(make, tmp_path):
     assert report.max_logprob_gap > 1e-3 and report.worst_execution == wrong.execution
 
 
+def test_a_cell_that_serves_can_audit(model_dir, tmp_path):
+    carrier = ShmCarrier(prefix="qgtest")
+    core, satellite = (Trainer(model_dir, TrainerConfig(**WIDE), carrier) for _ in range(2))
+    core.save_weights(tmp_path / "v000000.safetensors")
+    steps = [micro_step("a", 0, _recorded(core, executions(1)[0], 0))]
+    try:
+        satellite.pull(core.expose(0))
+        satellite.offload()
+        assert satellite.audit(steps, tmp_path) == core.audit(steps, tmp_path)
+    finally:
+        carrier.close()
+
+
 def _recorded(trainer, execution, version):
     """The same execution as if the present weights had sampled it as `version`."""
     trajectories = []
