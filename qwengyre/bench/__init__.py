@@ -19,6 +19,10 @@ COMMANDS: Final = {
     "launch": ("qwengyre.bench.launch:launch", "CPU time of starting and scoring one execution, cold and warm."),
     "j-max": ("qwengyre.bench.j_max:j_max", "Time and trained tokens by the cap on trajectories, on recorded executions."),
     "memory": ("qwengyre.bench.memory:memory", "Peak memory of long rows and of large vocabularies."),
+    "run-training": (
+        "qwengyre.bench.run_training:run_training",
+        "What a run trained, once more: trees against flattened paths.",
+    ),
     "simulator": (
         "qwengyre.bench.simulator:simulator",
         "CPU time of simulated events, up to 10,000 cells and 1,000,000 executions.",
