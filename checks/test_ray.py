@@ -122,7 +122,7 @@ def test_a_run_over_three_nodes_goes_on_when_one_is_killed(cluster: Cluster, tmp
     process = kit.start("--set", "runtime.launcher=ray", "--set", f"ray.address={cluster.address}")
     kit.wait_until(lambda: kit.has_begun() and len(executions_done(kit.run_folder())) >= 8, process)
     before = executions_done(kit.run_folder())
-    cluster.remove_node(cluster.worker_nodes[-1], allow_graceful=False)
+    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
     kit.wait_until(lambda: any(r.role == "lost" for r in metrics(kit.run_folder(), RolesChanged)), process)
     cluster.add_node(**NODE)
     assert process.wait() == 0, kit.output()
