@@ -103,7 +103,12 @@ def run(tmp_path: Path) -> Path:
     (folder / "journal").mkdir(parents=True)
     tasks = tmp_path / "tasks"
     tasks.mkdir()
-    (folder / "config.toml").write_text(f'[tasks]\nfamily = ""\ntrain = "{tasks}"\n[harness]\ncommand = ["true"]\n')
+    tables = (
+        f'[tasks]\nfamily = ""\ntrain = "{tasks}"',
+        '[harness]\ncommand = ["true"]',
+        '[gateway]\nrenderer = { name = "qwen3" }',
+    )
+    (folder / "config.toml").write_text("\n".join(tables) + "\n")
     book = Book(folder / "journal" / "gateway.log")
     book.execution("e000000-0", [MAIN], closed=False)
     book.execution("e000000-0", [MAIN, LONGER, HELPER], attempt=1)
@@ -289,6 +294,12 @@ class TestChat:
 
     def test_without_a_tokenizer_it_says_which_option_to_give(self, run, tmp_path):
         assert "--tokenizer" in refused("export", run, "--out", tmp_path / "chat.jsonl")
+
+    def test_a_run_whose_renderer_nobody_knows_is_asked_to_name_one(self, run, tmp_path):
+        byte_tokenizer(tmp_path / "model")
+        (run / "config.toml").write_text((run / "config.toml").read_text().replace('"qwen3"', '"auto"'))
+        message = refused("export", run, "--out", tmp_path / "chat.jsonl", "--tokenizer", tmp_path / "model")
+        assert "gateway.renderer.name: no renderer is known for" in message
 
     def test_another_tokenizer_is_noticed(self, run, tmp_path):
         byte_tokenizer(tmp_path / "model")
