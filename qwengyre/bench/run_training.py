@@ -18,7 +18,8 @@ from qwengyre.bench.output import JsonTarget, say, write_json
 from qwengyre.config.recorded import RecordedConfig
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.records import MicroStep
-from qwengyre.journal.reader import read
+from qwengyre.journal import read
+from qwengyre.runtime.steps import latest_checkpoint
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.flat import NUM_COUNTERS
@@ -49,12 +50,12 @@ def run_training(
     torch.set_num_threads(1)
     folder = RunFolder.open(run)
     trees = [msgspec.structs.replace(record, step=0) for _, record in read(folder.trained_journal, MicroStep)][-most:]
-    checkpoints = sorted(folder.checkpoints.glob("step-*"))
-    if not trees or not checkpoints:
-        raise ConfigError("this run has no trained step with a checkpoint yet", file=str(folder.path))
+    if not trees:
+        raise ConfigError("this run has trained nothing yet", file=str(folder.trained_journal))
+    _, checkpoint = latest_checkpoint(folder.checkpoints)
     paths = [path for tree in trees for path in flattened(tree)]
     config = RecordedConfig(folder.config).table("trainer", TrainerConfig)
-    trainers = {name: Trainer(checkpoints[-1], config, carrier=None) for name in ("trees", "paths")}
+    trainers = {name: Trainer(checkpoint, config, carrier=None) for name in ("trees", "paths")}
     seconds: dict[str, list[float]] = {"trees": [], "paths": []}
     for _ in range(repeats):
         for name, work in (("trees", trees), ("paths", paths)):

@@ -17,27 +17,17 @@ import pytest
 
 from qwengyre.core.errors import CellFailed, TrainerError
 from qwengyre.engines.config import EngineConfig
-from qwengyre.engines.paced_plan import PacedPlan
 from qwengyre.engines.remote import RemoteEngine
 from qwengyre.runtime import cell_api as api
 from qwengyre.runtime.cell import CellSpec
 from qwengyre.runtime.cell_client import CellClient
 from qwengyre.runtime.launchers.api import CellLauncher, CellLife
 from qwengyre.runtime.processes import ProcessFailed
+from qwengyre.testing.paced import PLAN
 from qwengyre.testing.tokenizers import write_byte_tokenizer
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.config import TransferConfig
 
-PLAN = PacedPlan(
-    executions_s=[[1.0]],
-    micro_steps_s=[0.0],
-    optimizer_s=0.0,
-    publish_s=0.0,
-    to_training_s=0.0,
-    to_rollout_s=0.0,
-    num_calls=1,
-    decode_share=0.5,
-)
 DEADLINE_S = 60.0
 
 

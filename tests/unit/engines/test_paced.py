@@ -15,19 +15,11 @@ from qwengyre.engines.api import GenerateRequest, Sampling
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.paced import PacedEngine
 from qwengyre.engines.paced_plan import PacedPlan
+from qwengyre.testing.paced import PLAN
 from qwengyre.testing.tokenizers import byte_tokenizer
 from qwengyre.transfer.shm import ShmCarrier, cleanup
 
-FAST = PacedPlan(
-    executions_s=[[0.05, 5000.0]],
-    micro_steps_s=[0.0],
-    optimizer_s=0.0,
-    publish_s=0.0,
-    to_training_s=0.0,
-    to_rollout_s=0.0,
-    num_calls=2,
-    decode_share=0.5,
-)
+FAST = msgspec.structs.replace(PLAN, executions_s=[[0.05, 5000.0]], num_calls=2)
 PROMPT = np.arange(30, dtype=np.int32)
 
 

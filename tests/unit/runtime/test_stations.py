@@ -8,24 +8,13 @@ import pytest
 from qwengyre.core.errors import ConfigError, TrainerError
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.paced import PacedEngine
-from qwengyre.engines.paced_plan import PacedPlan
 from qwengyre.runtime.stations import build_stations
+from qwengyre.testing.paced import PLAN
 from qwengyre.testing.tokenizers import write_byte_tokenizer
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.paced import PacedTrainer
 from qwengyre.transfer.carriers import CarrierPlace
 from qwengyre.transfer.config import TransferConfig
-
-PLAN = PacedPlan(
-    executions_s=[[1.0]],
-    micro_steps_s=[0.0],
-    optimizer_s=0.0,
-    publish_s=0.0,
-    to_training_s=0.0,
-    to_rollout_s=0.0,
-    num_calls=1,
-    decode_share=0.5,
-)
 
 
 @pytest.fixture

@@ -8,20 +8,10 @@ import pytest
 
 from qwengyre.core.errors import TrainerError
 from qwengyre.core.records import MicroStep, TrainingExecution
-from qwengyre.engines.paced_plan import PacedPlan
+from qwengyre.testing.paced import PLAN
 from qwengyre.trainer.paced import PacedMembers, PacedTrainer
 from qwengyre.transfer.shm import ShmCarrier, cleanup
 
-PLAN = PacedPlan(
-    executions_s=[[1.0]],
-    micro_steps_s=[0.0],
-    optimizer_s=0.0,
-    publish_s=0.0,
-    to_training_s=0.0,
-    to_rollout_s=0.0,
-    num_calls=1,
-    decode_share=0.5,
-)
 MICRO_STEP = MicroStep("s000002-g000000-m0", 2, (TrainingExecution("e000000-0", 0, 0.5, 1.0, (), 7),), 30)
 
 
