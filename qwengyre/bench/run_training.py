@@ -43,8 +43,8 @@ class RunTraining(msgspec.Struct, frozen=True):
 def run_training(
     run: Annotated[Path, typer.Argument(help="Folder of a run.", show_default=False)],
     json_target: JsonTarget = None,
-    most: Annotated[int, typer.Option(help="Micro-steps to compute; the last ones of the run.")] = 60,
-    repeats: Annotated[int, typer.Option(help="Runs of each, interleaved; the fastest counts.")] = 3,
+    most: Annotated[int, typer.Option(min=1, help="Micro-steps to compute; the last ones of the run.")] = 60,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each, interleaved; the fastest counts.")] = 3,
 ) -> None:
     """Train on a run's own trees once more, shared and flattened: CPU time and gradients."""
     torch.set_num_threads(1)
