@@ -28,7 +28,7 @@ class FlatParameters:
         self.weights = torch.cat([p.detach().to(dtype).reshape(-1) for p in self.parameters.values()])
         self._gradient: Tensor | None = None
         self._is_zero = False
-        """The gradient is as it was allocated: nobody has been given it."""
+        """The gradient is as it was allocated: nothing has been added and nobody has been given it."""
         self._bind_weights()
 
     @property
@@ -38,9 +38,7 @@ class FlatParameters:
     @property
     def gradient(self) -> Tensor:
         """(N + NUM_COUNTERS,): sums, not means; allocated at first use."""
-        if self._gradient is None:
-            self.restore()
-        self._is_zero = False
+        self.open_gradient()
         return self._gradient
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
@@ -100,8 +98,11 @@ class FlatParameters:
             self._gradient, self._is_zero = _untouched_zeros(self.num_parameters + NUM_COUNTERS, self.dtype), True
             for name, view in self.views(self._gradient).items():
                 self.parameters[name].grad = view
-        else:
-            self._is_zero = False
+
+    def open_gradient(self) -> None:
+        """Say that a backward pass is about to add to the gradient; take its memory if there is none."""
+        self.restore()
+        self._is_zero = False
 
     def _bind_weights(self) -> None:
         for name, view in self.views(self.weights).items():

@@ -194,6 +194,9 @@ class ShardedParameters:
             parameter.grad = None
         self._gradient.zero_()
 
+    def open_gradient(self) -> None:
+        """Nothing to do: FSDP takes the memory of a gradient."""
+
     def restore(self) -> None:
         """Shards stay where they are."""
 

@@ -69,7 +69,7 @@ class Trainer:
         laid = self.ranks.together(lambda: rows.build(part, self.config, self.tree_model.name))
         result = _Result()
         if self.ranks.most(len(laid.targets.token_O)):
-            self.flat.restore()
+            self.flat.open_gradient()
             try:
                 result = self._train(laid, self._reference_logprobs(laid))
             except NonFiniteLoss:
