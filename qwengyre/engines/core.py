@@ -17,7 +17,7 @@ from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable
 from qwengyre.engines.api import FinishReason, GenerateRequest, TokenChunk
 from qwengyre.engines.calls import Call, Counts, Piece, make_pass
 from qwengyre.engines.config import EngineConfig
-from qwengyre.engines.kernels import make_forward, uses_native
+from qwengyre.engines.kernels import make_forward
 from qwengyre.engines.kv import KVMemory, PrefixCache
 from qwengyre.engines.model import EngineWeights, ModelSpec, Read
 
@@ -27,7 +27,7 @@ class EngineCore:
 
     def __init__(self, spec: ModelSpec, config: EngineConfig, *, version: int):
         self.spec, self.config, self.version = spec, config, version
-        self.weights = EngineWeights(spec, for_kernels=uses_native(config, spec))
+        self.weights = EngineWeights(spec)
         self.memory = KVMemory(spec, num_blocks=config.kv_blocks, block_size=config.block_size)
         self.forward = make_forward(config, self.weights, self.memory)
         self.cache = PrefixCache(config.kv_blocks, config.block_size)

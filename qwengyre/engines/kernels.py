@@ -25,5 +25,5 @@ def uses_native(config: EngineConfig, spec: ModelSpec) -> bool:
 
 
 def make_forward(config: EngineConfig, weights: EngineWeights, memory: KVMemory) -> Forward:
-    """The kernels of the config, for weights made with `for_kernels=uses_native(...)`."""
+    """The kernels of the config."""
     return NativeForward(weights, memory) if uses_native(config, weights.spec) else TorchForward(weights, memory)

@@ -1,10 +1,9 @@
 """Qwen3 weights of Hugging Face in the layout that a decode iteration reads fastest.
 
-Every matrix reads (input, output), so that one `mm` needs no copy. The compiled kernels want it to lie so; for torch it lies as
-Hugging Face has it and is looked at transposed, which makes loading a plain copy. Query, key and value projections are one
-matrix, gate and up another. The weight of each RMS norm is folded into the matrix that follows it. The channels of a query
-or key head are interleaved (i, i + D/2), which turns the rotary embedding into one complex product; dot products do not
-change.
+Every matrix reads (input, output) and lies as Hugging Face has it, transposed: loading is a plain copy, and one `mm` needs
+none. Query, key and value projections are one matrix, gate and up another. The weight of each RMS norm but the last is folded
+into the matrix that follows it; the head, which may be the embedding, stays as it is. The channels of a query or key head are
+interleaved (i, i + D/2), which turns the rotary embedding into one complex product; dot products do not change.
 """
 
 from __future__ import annotations
@@ -96,13 +95,13 @@ def read_weights(model_dir: Path) -> dict[str, np.ndarray]:
 class LayerWeights:
     """One layer. H hidden, D head_dim, I intermediate."""
 
-    def __init__(self, spec: ModelSpec, *, for_kernels: bool):
+    def __init__(self, spec: ModelSpec):
         heads_dim = spec.heads * spec.head_dim
-        self.qkv = _matrix(spec.hidden, heads_dim + 2 * spec.kv_heads * spec.head_dim, for_kernels)
+        self.qkv = _matrix(spec.hidden, heads_dim + 2 * spec.kv_heads * spec.head_dim)
         self.qk_norm = torch.empty(spec.heads + spec.kv_heads, spec.head_dim)
-        self.out = _matrix(heads_dim, spec.hidden, for_kernels)
-        self.gate_up = _matrix(spec.hidden, 2 * spec.intermediate, for_kernels)
-        self.down = _matrix(spec.intermediate, spec.hidden, for_kernels)
+        self.out = _matrix(heads_dim, spec.hidden)
+        self.gate_up = _matrix(spec.hidden, 2 * spec.intermediate)
+        self.down = _matrix(spec.intermediate, spec.hidden)
 
     def places(self, spec: ModelSpec) -> dict[str, torch.Tensor]:
         """Where each matrix goes whose rows keep their order, (output, input)."""
@@ -119,11 +118,13 @@ class LayerWeights:
 class EngineWeights:
     """All weights of a model, allocated once and filled in place by `load`."""
 
-    def __init__(self, spec: ModelSpec, *, for_kernels: bool = True):
+    def __init__(self, spec: ModelSpec):
         self.spec = spec
         self.embedding = _taken(spec.vocabulary, spec.hidden)
-        self.head = _matrix(spec.hidden, spec.vocabulary, for_kernels)
-        self.layers = [LayerWeights(spec, for_kernels=for_kernels) for _ in range(spec.num_layers)]
+        self.norm = torch.empty(spec.hidden)
+        """Of the last layer's output; it is not folded into `head`."""
+        self.head = self.embedding.T if spec.tied else _matrix(spec.hidden, spec.vocabulary)
+        self.layers = [LayerWeights(spec) for _ in range(spec.num_layers)]
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:
         """Copy a state dict (Hugging Face names) in. Raises ModelRefused when a name or shape is wrong."""
@@ -142,11 +143,12 @@ class EngineWeights:
         """
         self._check(like)
         with torch.inference_mode():
-            head = "model.embed_tokens.weight" if self.spec.tied else "lm_head.weight"
-            get = _land(read, like, {"model.embed_tokens.weight": self.embedding, "model.norm.weight": None, head: None})
-            if get["model.embed_tokens.weight"] is not self.embedding:
-                self.embedding.copy_(get["model.embed_tokens.weight"])
-            torch.mul(get[head], get["model.norm.weight"], out=self.head.T)
+            outer = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+            if not self.spec.tied:
+                outer["lm_head.weight"] = self.head.T
+            for name, landed in _land(read, like, outer).items():
+                if landed is not outer[name]:
+                    outer[name].copy_(landed)
             scratch: dict[str, torch.Tensor] = {}
             for index, layer in enumerate(self.layers):
                 self._load_layer(layer, read, like, LAYER.format(index), scratch)
@@ -180,9 +182,9 @@ class EngineWeights:
                 raise ModelRefused(f"parameter {name!r} is {tuple(parameters[name].shape)}, the model needs {shape}")
 
 
-def _matrix(num_inputs: int, num_outputs: int, for_kernels: bool) -> torch.Tensor:
-    """(input, output), lying in memory by rows or, for torch, by columns."""
-    return _taken(num_inputs, num_outputs) if for_kernels else _taken(num_outputs, num_inputs).T
+def _matrix(num_inputs: int, num_outputs: int) -> torch.Tensor:
+    """(input, output), lying in memory by columns."""
+    return _taken(num_outputs, num_inputs).T
 
 
 def _taken(*shape: int) -> torch.Tensor:

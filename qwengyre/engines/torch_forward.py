@@ -59,7 +59,7 @@ class TorchForward:
             inner = F.silu(gate_up[:, : spec.intermediate]).mul_(gate_up[:, spec.intermediate :])
             hidden = torch.addmm(hidden, inner, layer.down)
         last = hidden.index_select(0, torch.from_numpy(batch.wanted))
-        return torch.mm(F.rms_norm(last, width, None, eps), self.weights.head)
+        return torch.mm(F.rms_norm(last, width, self.weights.norm, eps), self.weights.head)
 
     def _where(self, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Index into `flat` of the keys at `positions` (C, L) of calls with blocks `table` (C, blocks): (C, kv_heads, L)."""

@@ -62,7 +62,7 @@ class NativeForward:
     def refresh(self) -> None:
         spec, weights = self._weights.spec, self._weights
         head = torch.zeros(spec.hidden, self._head_width)
-        head[:, : spec.vocabulary] = weights.head
+        torch.mul(weights.head, weights.norm.unsqueeze(1), out=head[:, : spec.vocabulary])
         self._packed = [
             [pack(layer.qkv), layer.qk_norm, pack(layer.out), pack(layer.gate_up), pack(layer.down)] for layer in weights.layers
         ]
