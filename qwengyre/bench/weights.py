@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -19,6 +24,10 @@ from qwengyre.transfer.api import Carrier, Exposure
 
 PREFIX = "qwengyre-bench-weights"
 PARAMETER_BYTES = 4 << 20
+ROUNDS: Final = 2
+"""How often a satellite reads the snapshot each time."""
+SETTLE_S: Final = 0.002
+"""Between two turns."""
 READER = "from qwengyre.bench.weights import satellite; satellite()"
 
 
@@ -29,10 +38,10 @@ class Figures(msgspec.Struct, frozen=True):
     snapshot_gb_per_s: float
     """All satellites together, each reading the whole snapshot, parameter by parameter."""
     raw_gb_per_s: float
-    """The same readers and bytes, as one region."""
+    """The same readers and bytes, as one region, beside the same steps of the core."""
     share_of_raw: float
     core_slowdown: float
-    """CPU time of the core's step while satellites read, over that without readers."""
+    """CPU time of a step of the core while satellites read, over one while they are stopped, less one; by turns."""
     snapshots: int
     good_reads: int
     stale_reads: int
@@ -45,13 +54,15 @@ class Job(msgspec.Struct, frozen=True):
 
     carrier: str
     exposure: Exposure
-    rounds: int
+    cpus: list[int]
+    """Where it may run."""
 
 
 def weights(
     gigabytes: Annotated[float, typer.Option(help="Size of the snapshot.")] = 1.0,
     satellites: Annotated[int, typer.Option(help="Processes that read it.")] = 3,
     updates: Annotated[int, typer.Option(help="Snapshots published while others read.")] = 1000,
+    repeats: Annotated[int, typer.Option(help="Measurements; medians count.")] = 5,
     carrier: CarrierName = "shm",
     json_target: JsonTarget = None,
 ) -> None:
@@ -62,76 +73,138 @@ def weights(
     snapshot = core.expose(parameters, version=1, epoch=1)
     raw = core.expose({"all": np.ones(snapshot.num_bytes, np.uint8)}, version=1, epoch=1)
     del parameters
-    raw_rate, _ = read_by_satellites(raw, carrier, satellites)
-    alone_s = step_cpu_s()
-    rate, busy_s = read_by_satellites(snapshot, carrier, satellites)
+    step = Step()
+    raw_rates, rates, slowdowns = [], [], []
+    for _ in range(repeats):
+        raw_rates.append(read_by_satellites(raw, carrier, satellites, step))
+        rates.append(read_by_satellites(snapshot, carrier, satellites, step))
+        slowdowns += slowdowns_by(snapshot, carrier, satellites, step)
     core.close()
     good, stale, torn = read_under_updates(carrier, updates)
-    share, gb = rate / raw_rate, snapshot.num_bytes / 1e9
-    figures = Figures(carrier, gb, satellites, rate, raw_rate, share, busy_s / alone_s - 1, updates, good, stale, torn)
+    raw_rate, rate, gb = median(raw_rates), median(rates), snapshot.num_bytes / 1e9
+    slowdown = median(slowdowns)
+    figures = Figures(carrier, gb, satellites, rate, raw_rate, rate / raw_rate, slowdown, updates, good, stale, torn)
     write_json(json_target, figures)
     say(f"{figures.snapshot_gb:.2f} GB to {satellites} satellites over {carrier}: {rate:.2f} GB/s, raw {raw_rate:.2f} GB/s")
     say(f"share_of_raw {figures.share_of_raw:.2f}    core_slowdown {figures.core_slowdown:+.1%}")
     say(f"torn {torn} of {good + stale:,} reads under {updates:,} updates ({good:,} good, {stale:,} refused as stale)")
 
 
-def read_by_satellites(exposure: Exposure, carrier: str, num_satellites: int, rounds: int = 2) -> tuple[float, float]:
-    """GB/s that all satellites read together, and the median CPU time of the core's step meanwhile."""
-    job = msgspec.json.encode(Job(carrier, exposure, rounds))
-    readers = [
-        subprocess.Popen([sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        for _ in range(num_satellites)
-    ]
-    for reader in readers:
-        assert reader.stdin is not None and reader.stdout is not None
-        reader.stdin.write(job + b"\n")
-        reader.stdin.flush()
-        assert reader.stdout.readline() == b"ready\n"
-    began = time.perf_counter()
-    for reader in readers:
+class Satellites:
+    """Processes that read an exposure, once all are ready, on the processors that the core's step leaves them."""
+
+    def __init__(self, exposure: Exposure, carrier: str, num: int):
+        first, *others = range(os.cpu_count() or 1)
+        job = msgspec.json.encode(Job(carrier, exposure, others or [first]))
+        self._readers = [
+            subprocess.Popen([sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(num)
+        ]
+        for reader in self._readers:
+            self._tell(reader, job)
+            assert reader.stdout is not None and reader.stdout.readline() == b"ready\n"
+        self._ended: list[float] = []
+        self._waiters = [threading.Thread(target=self._wait, args=(reader,)) for reader in self._readers]
+        self._began = time.perf_counter()
+        for reader, waiter in zip(self._readers, self._waiters, strict=True):
+            self._tell(reader, b"go")
+            waiter.start()
+
+    def is_reading(self) -> bool:
+        return any(waiter.is_alive() for waiter in self._waiters)
+
+    def signal(self, number: signal.Signals) -> None:
+        for reader in self._readers:
+            reader.send_signal(number)
+
+    def seconds(self) -> float:
+        """From the first word to the last byte."""
+        assert len(self._ended) == len(self._readers), "a satellite failed: its error stands above"
+        return max(self._ended) - self._began
+
+    def _tell(self, reader: subprocess.Popen[bytes], line: bytes) -> None:
         assert reader.stdin is not None
-        reader.stdin.write(b"go\n")
+        reader.stdin.write(line + b"\n")
         reader.stdin.flush()
-    step_s = step_cpu_s()
-    for reader in readers:
-        assert reader.stdout is not None and reader.stdout.readline() == b"done\n"
-    elapsed = time.perf_counter() - began
-    for reader in readers:
+
+    def _wait(self, reader: subprocess.Popen[bytes]) -> None:
+        assert reader.stdout is not None
+        if reader.stdout.readline() == b"done\n":
+            self._ended.append(time.perf_counter())
         reader.communicate()
-    return num_satellites * rounds * exposure.num_bytes / elapsed / 1e9, step_s
+
+
+def read_by_satellites(exposure: Exposure, carrier: str, num_satellites: int, step: Step) -> float:
+    """GB/s that all satellites read together, while this process computes step after step on a processor of its own."""
+    with _on_first_cpu():
+        satellites = Satellites(exposure, carrier, num_satellites)
+        while satellites.is_reading():
+            step.cpu_s()
+    return num_satellites * ROUNDS * exposure.num_bytes / satellites.seconds() / 1e9
+
+
+def slowdowns_by(exposure: Exposure, carrier: str, num_satellites: int, step: Step) -> list[float]:
+    """CPU time of a step while satellites read over one while they are stopped, less one; by turns of some milliseconds."""
+    with _on_first_cpu():
+        satellites = Satellites(exposure, carrier, num_satellites)
+        slowdowns = []
+        while satellites.is_reading():
+            busy_s = step.cpu_s()
+            satellites.signal(signal.SIGSTOP)
+            time.sleep(SETTLE_S)
+            slowdowns.append(busy_s / step.cpu_s() - 1)
+            satellites.signal(signal.SIGCONT)
+            time.sleep(SETTLE_S)
+    return slowdowns
+
+
+@contextmanager
+def _on_first_cpu() -> Iterator[None]:
+    """Keep this thread to one processor."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def satellite() -> None:
     """The reader's process: take a job, allocate, read when told."""
     job = msgspec.json.decode(sys.stdin.readline(), type=Job)
+    os.sched_setaffinity(0, job.cpus)
     reader = open_bench_carrier(job.carrier, PREFIX)
     target = {region.name: np.ones(region.shape, region.dtype) for region in job.exposure.regions}
     print("ready", flush=True)
     sys.stdin.readline()
-    for _ in range(job.rounds):
+    for _ in range(ROUNDS):
         reader.read(job.exposure, target)
     print("done", flush=True)
 
 
-def step_cpu_s(num_steps: int = 15) -> float:
-    """Median CPU time of something like a step of the core: matrix products that stay in its cache."""
-    generator = np.random.default_rng(0)
-    matrix = generator.normal(size=(256, 256)).astype(np.float32)
-    times = []
-    for _ in range(num_steps):
+class Step:
+    """Something like a step of the core, on one thread: matrix products that stay in its cache."""
+
+    def __init__(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self._matrix = torch.randn(256, 256, generator=torch.Generator().manual_seed(0))
+
+    def cpu_s(self) -> float:
+        """CPU seconds of one."""
         began = time.thread_time()
-        product = matrix
+        product = self._matrix
         for _ in range(20):
-            product = np.tanh(product @ matrix)
-        times.append(time.thread_time() - began)
-    return float(np.median(times))
+            product = (product @ self._matrix).tanh_()
+        return time.thread_time() - began
 
 
 def read_under_updates(carrier: str, num_updates: int, num_readers: int = 2) -> tuple[int, int, int]:
-    """Good, stale and torn reads while the owner publishes `num_updates` versions in place."""
+    """Good, stale and torn reads while the owner publishes `num_updates` versions in place, at gaps of up to two reads."""
     owner = open_bench_carrier(carrier, PREFIX)
     zeros = np.zeros(100_000, np.int64)
     latest = [owner.expose({"first": zeros, "last": zeros}, version=0, epoch=1)]
+    gaps_s = np.random.default_rng(0).uniform(0, 2 * _read_s(carrier, latest[0]), num_updates)
     stop, counts = threading.Event(), np.zeros((num_readers, 3), np.int64)
 
     def read_on(index: int) -> None:
@@ -148,13 +221,24 @@ def read_under_updates(carrier: str, num_updates: int, num_readers: int = 2) -> 
         for buffer in owner.buffers(latest[0]).values():
             buffer[:] = version
         latest[0] = owner.republish(latest[0], version=version)
-        time.sleep(0)
+        time.sleep(gaps_s[version - 1])
     stop.set()
     for thread in threads:
         thread.join()
     owner.close()
     good, stale, torn = counts.sum(0).tolist()
     return good, stale, torn
+
+
+def _read_s(carrier: str, exposure: Exposure) -> float:
+    """How long a read takes."""
+    reader = open_bench_carrier(carrier, PREFIX)
+    reader.read(exposure)
+    began = time.perf_counter()
+    reader.read(exposure)
+    elapsed = time.perf_counter() - began
+    reader.close()
+    return elapsed
 
 
 def _outcome(reader: Carrier, exposure: Exposure) -> int:
