@@ -1,13 +1,13 @@
 """`qwengyre bench j-max`: what a cap on trajectories costs in trained tokens and saves in time, with shared prefixes computed once or not.
 
-On recorded executions of Claude Code and Qwen Code. The paper has 41.4 % and 74.8 % of the uncapped time at J_max 1 and 5,
-without computing shared prefixes once.
+On recorded executions of real harnesses. The paper has 41.4 % and 74.8 % of the uncapped time at J_max 1 and 5, without
+computing shared prefixes once.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import torch
@@ -18,7 +18,7 @@ from qwengyre.bench.output import JsonTarget, say, write_json
 from qwengyre.bench.recorded import CAPTURES, recorded_case, recorded_trees
 from qwengyre.bench.tree_training import Work, bench_model
 
-SESSIONS = ("claude--basic", "claude--nested", "claude--compact", "qwen--basic", "qwen--compact")
+SESSIONS = ("claude--basic", "claude--nested", "claude--compact", "qwen--basic", "qwen--compact", "codex--basic")
 CAPS: tuple[int | None, ...] = (1, 2, 5, None)
 
 
@@ -33,6 +33,23 @@ class Line(msgspec.Struct, frozen=True):
     time_shared_of_uncapped: float
 
 
+class Spent(NamedTuple):
+    """What some paths take."""
+
+    trained: int = 0
+    flat_s: float = 0.0
+    shared_s: float = 0.0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(*(mine + others for mine, others in zip(self, other, strict=True)))
+
+
+def _spent(work: Work, trained: int) -> Spent:
+    for parameter in work.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return Spent(trained, measure(work.flattened).cpu_s, measure(work.chains).cpu_s)
+
+
 def j_max(
     json_target: JsonTarget = None,
     captures: Annotated[Path, typer.Option(help="Folder of recordings.")] = CAPTURES,
@@ -44,20 +61,26 @@ def j_max(
     torch.set_num_threads(1)
     trees = recorded_trees(SESSIONS, captures)
     model = bench_model()
-    totals = {cap: [0, 0.0, 0.0] for cap in CAPS}
+    totals = {cap: Spent() for cap in CAPS}
     for name, (tree, roles) in trees.items():
+        spent: dict[int, Spent] = {}
         for cap in CAPS:
             case, trained = recorded_case(name, tree, roles, j_max=cap, bytes_per_token=bytes_per_token)
-            work = Work(model, case, chunk_tokens=1 << 20)
-            for parameter in model.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-            totals[cap][0] += trained
-            totals[cap][1] += measure(work.flattened).cpu_s
-            totals[cap][2] += measure(work.chains).cpu_s
-    all_trained, all_flat, all_shared = totals[None]
+            num_paths = len(case.paths)
+            if num_paths not in spent:
+                spent[num_paths] = _spent(Work(model, case, chunk_tokens=1 << 20), trained)
+                say(f"{name}, {num_paths} paths: flattened {spent[num_paths].flat_s:.1f} s, shared {spent[num_paths].shared_s:.1f} s")
+            totals[cap] += spent[num_paths]
+    uncapped = totals[None]
     found = [
-        Line("none" if cap is None else str(cap), trained / all_trained, flat / all_flat, shared / all_flat, shared / all_shared)
-        for cap, (trained, flat, shared) in totals.items()
+        Line(
+            "none" if cap is None else str(cap),
+            total.trained / uncapped.trained,
+            total.flat_s / uncapped.flat_s,
+            total.shared_s / uncapped.flat_s,
+            total.shared_s / uncapped.shared_s,
+        )
+        for cap, total in totals.items()
     ]
     say(f"{'J_max':>5} {'trained':>8} {'flattened':>10} {'shared':>8} {'shared, of its own uncapped':>28}")
     for line in found:
