@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import msgspec
@@ -27,9 +26,9 @@ class VLLMPair:
         place = CarrierPlace(msgspec.convert({"carrier": carrier}, TransferConfig), prefix, "127.0.0.1")
         self.source, self.destination = (VLLMEngine(model_dir, config, place) for _ in range(2))
 
-    def cpu_s(self) -> float:
-        """CPU seconds so far of this process and of both engines', all their threads."""
-        return time.process_time() + sum(_on_cpu_s(engine.core_pid) for engine in (self.source, self.destination))
+    def others_cpu_s(self) -> float:
+        """CPU seconds so far of both engines' processes, all their threads."""
+        return sum(_on_cpu_s(engine.core_pid) for engine in (self.source, self.destination))
 
     async def placing_s(self) -> float:
         """CPU seconds so far of putting what was moved into the blocks of calls, which vLLM does when a call starts."""

@@ -69,6 +69,13 @@ class Carrier(Protocol):
         """
         ...
 
+    def view(self, exposure: Exposure) -> dict[str, np.ndarray] | None:
+        """All regions where they lie, read-only, not copied; None from a carrier that cannot. Raises StaleRead as `read` does.
+
+        Only for what is never republished. The bytes stay as long as the arrays do, even when the owner releases them or dies.
+        """
+        ...
+
     def release(self, exposure: Exposure) -> None:
         """Free the memory at the owner. Later reads raise StaleRead. Releasing twice is harmless."""
         ...

@@ -1,8 +1,8 @@
 """Transfer on one host: POSIX shared memory, one file of /dev/shm per exposure.
 
 A segment is a header (`transfer/header.py`) and the data. A reader opens the file and reads it with the owner none the wiser.
-Reading by file descriptor, not by mapping, keeps a reader from crashing when a segment is cut and from pinning memory that the
-owner has released.
+Reading by file descriptor, not by mapping, keeps a reader from pinning memory that the owner has released; `view` is for those who
+want just that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from qwengyre.core.errors import StaleRead, TransferError
-from qwengyre.transfer.api import Exposure, Pieces
+from qwengyre.transfer.api import Exposure, Pieces, Region
 from qwengyre.transfer.header import HEADER, HEADER_BYTES, Fence, check_fence
 from qwengyre.transfer.layout import as_bytes, destinations, lay_out, pieces_of, views
 
@@ -121,21 +121,20 @@ class ShmCarrier:
 
     def read(self, exposure: Exposure, into: Mapping[str, Pieces] | None = None) -> dict[str, Pieces]:
         targets = destinations(exposure, into)
-        try:
-            fd = os.open(SHM_DIR / exposure.location, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise StaleRead(f"{exposure.location} was released") from None
-        try:
-            before = _check_header(fd, exposure)
+        with _fenced(exposure) as fd:
             for region, value in targets.items():
                 pieces = [as_bytes(piece) for piece in pieces_of(value)]
                 if _in_batches(os.preadv, fd, pieces, HEADER_BYTES + region.offset) < region.num_bytes:
-                    raise StaleRead(f"{exposure.location} ends before region {region.name!r}")
-            if _check_header(fd, exposure) != before:
-                raise StaleRead(f"{exposure.location} was rewritten during the read")
-        finally:
-            os.close(fd)
+                    raise _ends_early(exposure, region)
         return {region.name: value for region, value in targets.items()}
+
+    def view(self, exposure: Exposure) -> dict[str, np.ndarray]:
+        with _fenced(exposure) as fd:
+            for region in exposure.regions:
+                if os.fstat(fd).st_size < HEADER_BYTES + region.offset + region.num_bytes:
+                    raise _ends_early(exposure, region)
+            memory = mmap.mmap(fd, HEADER_BYTES + exposure.num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        return views(exposure.regions, memoryview(memory)[HEADER_BYTES:])
 
     def release(self, exposure: Exposure) -> None:
         with self._lock:
@@ -179,6 +178,26 @@ def _make(name: str, arrays: Mapping[str, Pieces], *, version: int, epoch: int) 
     regions, num_bytes = lay_out(arrays)
     segment = _Segment(SHM_DIR / name, num_bytes, version=version, epoch=epoch)
     return Exposure("shm", name, regions, version, epoch, num_bytes), segment
+
+
+@contextmanager
+def _fenced(exposure: Exposure) -> Iterator[int]:
+    """The segment's file, open. Raises StaleRead when it is not that exposure's, before or after what is done with it."""
+    try:
+        fd = os.open(SHM_DIR / exposure.location, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise StaleRead(f"{exposure.location} was released") from None
+    try:
+        before = _check_header(fd, exposure)
+        yield fd
+        if _check_header(fd, exposure) != before:
+            raise StaleRead(f"{exposure.location} was rewritten during the read")
+    finally:
+        os.close(fd)
+
+
+def _ends_early(exposure: Exposure, region: Region) -> StaleRead:
+    return StaleRead(f"{exposure.location} ends before region {region.name!r}")
 
 
 def _check_header(fd: int, exposure: Exposure) -> bytes:

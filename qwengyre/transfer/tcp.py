@@ -118,6 +118,9 @@ class TcpCarrier:
             raise TransferError(f"{address} cannot be read: {error}") from error
         return {region.name: value for region, value in targets.items()}
 
+    def view(self, exposure: Exposure) -> None:
+        """Never: the bytes lie elsewhere."""
+
     def release(self, exposure: Exposure) -> None:
         segment = self._segments.pop(_name(exposure), None)
         if segment is not None:

@@ -70,6 +70,29 @@ def arrays() -> dict[str, np.ndarray]:
     }
 
 
+def test_a_view_shows_what_was_exposed_and_outlives_its_release(carrier):
+    exposure = carrier.expose(arrays(), version=3, epoch=1)
+    view = carrier.view(exposure)
+    carrier.release(exposure)
+    if view is None:
+        return
+    for name, array in arrays().items():
+        np.testing.assert_array_equal(view[name], array)
+        assert not view[name].flags.writeable
+    with pytest.raises(StaleRead):
+        carrier.view(exposure)
+
+
+def test_a_stale_view_is_refused(carrier):
+    exposure = carrier.expose(arrays(), version=3, epoch=1)
+    if carrier.view(exposure) is None:
+        return
+    later = msgspec.structs.replace(exposure.regions[-1], offset=1 << 20)
+    for wrong in ({"version": 4}, {"epoch": 2}, {"regions": (*exposure.regions, later)}):
+        with pytest.raises(StaleRead):
+            carrier.view(msgspec.structs.replace(exposure, **wrong))
+
+
 def test_what_is_read_is_what_was_exposed(carrier):
     exposure = carrier.expose(arrays(), version=3, epoch=1)
     read = carrier.read(exposure)

@@ -12,6 +12,7 @@ An import is bytes that `worker.WorkerExtension.qg_import_kv` has read before th
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -49,10 +50,12 @@ class Load:
 class Import(NamedTuple):
     """Keys and values that were read and wait for their call."""
 
-    content: dict[str, torch.Tensor]
-    """Layer -> its blocks (B, ...), as in the cache."""
-    buffer: np.ndarray
-    """What `content` lies in."""
+    content: dict[str, np.ndarray]
+    """Layer -> its blocks as bytes (B, bytes of a block), as in the cache, in an order of their own."""
+    order_B: np.ndarray
+    """Which block of the tokens each is."""
+    buffer: np.ndarray | None
+    """What `content` lies in, of `staging`; None when it lies where the source exposed it."""
 
 
 @dataclass
@@ -152,13 +155,21 @@ class GyreConnector(KVConnectorBase_V1):
 
     def _put(self, load: Load) -> None:
         first, last = load.start // self.block_size, -(-load.end // self.block_size)
-        content = self.imports[load.import_id].content
+        content, order_B, _ = self.imports[load.import_id]
+        is_whole = last - first == len(order_B)
+        which = slice(None) if is_whole else np.flatnonzero((order_B >= first) & (order_B < last))
+        blocks = np.asarray(load.blocks)[order_B[which]]
         for layer, cache in self.caches.items():
-            index = torch.tensor(load.blocks[first:last], device=cache.device)
-            cache.index_copy_(0, index, content[layer][first:last].to(cache.device))
+            rows = content[layer][which]
+            if (lying := host_rows(cache)) is not None:
+                lying[blocks] = rows
+            else:
+                values = torch.from_numpy(rows).view(cache.dtype).view(len(blocks), *cache.shape[1:])
+                cache.index_copy_(0, torch.from_numpy(blocks).to(cache.device), values.to(cache.device))
 
     def forget_import(self, import_id: str) -> None:
-        if held := self.imports.pop(import_id, None):
+        held = self.imports.pop(import_id, None)
+        if held is not None and held.buffer is not None:
             self.staging.give(held.buffer)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -169,6 +180,15 @@ class GyreConnector(KVConnectorBase_V1):
 
     def wait_for_save(self) -> None:
         """Nothing is saved on the way."""
+
+
+def host_rows(cache: torch.Tensor) -> np.ndarray | None:
+    """The blocks of `cache` as bytes, a row each, where they lie; None when that is not contiguous host memory."""
+    if cache.device.type != "cpu" or not cache.is_contiguous():
+        return None
+    # Not by `cache.numpy()`, after which torch would refuse to shrink the storage.
+    content = (ctypes.c_uint8 * (cache.numel() * cache.element_size())).from_address(cache.data_ptr())
+    return np.ctypeslib.as_array(content).reshape(len(cache), -1)
 
 
 def exit_with_parent() -> None:

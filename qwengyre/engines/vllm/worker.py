@@ -5,7 +5,6 @@ Every method returns one msgpack `Reply`, so that errors keep their type on the 
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from qwengyre.core.errors import KVRefused, ModelRefused, QwenGyreError
 from qwengyre.engines.api import KVHandle
 from qwengyre.engines.kv import runs
 from qwengyre.engines.model import expected_shapes, read_spec
-from qwengyre.engines.vllm.connector import GyreConnector, Import
+from qwengyre.engines.vllm.connector import GyreConnector, Import, host_rows
 from qwengyre.engines.vllm.messages import WORKER_FAILED, Reply, Setup
 from qwengyre.engines.vllm.probe import PROBE_TOKENS, reference_logprobs
 from qwengyre.engines.vllm.sampler import KeyedSampler
@@ -31,6 +30,8 @@ from qwengyre.transfer.api import Carrier, Exposure, Pieces
 log = logging.getLogger(__name__)
 TOKENS = "token_ids"
 """Region of exported KV that holds the tokens themselves."""
+ORDER = "order"
+"""Region (B,) int64: which block of the tokens lies where. Blocks are exposed as they lie in the cache, in as few pieces as can be."""
 KV_EPOCH = 0
 
 
@@ -82,9 +83,12 @@ class WorkerExtension:
         blocks, num_tokens = connector.ledger.match(wanted)
         if not num_tokens:
             return Reply()
-        known = np.ascontiguousarray(wanted[:num_tokens])
-        regions = {layer: _rows(cache, blocks) for layer, cache in connector.caches.items()}
-        exposure = self.qg_carrier.expose({TOKENS: known} | regions, version=version, epoch=KV_EPOCH)
+        order = np.argsort(blocks)
+        lying = np.asarray(blocks)[order].tolist()
+        pieces = runs(lying)
+        regions = {layer: _rows(cache, lying, pieces) for layer, cache in connector.caches.items()}
+        known = {TOKENS: np.ascontiguousarray(wanted[:num_tokens]), ORDER: order}
+        exposure = self.qg_carrier.expose(known | regions, version=version, epoch=KV_EPOCH)
         handle_id = f"{exposure.location}/{next(self.qg_numbers)}"
         self.qg_exports[handle_id] = exposure
         return Reply(handle=KVHandle(handle_id, exposure, num_tokens, self.qg.fingerprint, version))
@@ -97,17 +101,16 @@ class WorkerExtension:
         num_blocks = -(-given.num_tokens // connector.block_size)
         shapes = {layer: (num_blocks, _block_bytes(cache)) for layer, cache in connector.caches.items()}
         offered = {region.name: tuple(region.shape) for region in given.exposure.regions}
-        if offered != {TOKENS: (given.num_tokens,)} | shapes:
+        if offered != {TOKENS: (given.num_tokens,), ORDER: (num_blocks,)} | shapes:
             raise KVRefused(f"the blocks at {given.exposure.location} are not laid out as this engine's")
-        token_ids = np.empty(given.num_tokens, np.int32)
-        arrays, buffer = connector.staging.take(shapes)
-        self.qg_carrier.read(given.exposure, {TOKENS: token_ids} | arrays)
-        content = {
-            layer: torch.from_numpy(arrays[layer]).view(cache.dtype).view(num_blocks, *cache.shape[1:])
-            for layer, cache in connector.caches.items()
-        }
-        connector.imports[given.handle_id] = Import(content, buffer)
-        return Reply(token_ids=token_ids.tobytes())
+        content = self.qg_carrier.view(given.exposure) if self.device.type == "cpu" else None
+        buffer = None
+        if content is None:
+            arrays, buffer = connector.staging.take(shapes)
+            arrays |= {TOKENS: np.empty(given.num_tokens, np.int32), ORDER: np.empty(num_blocks, np.int64)}
+            content = self.qg_carrier.read(given.exposure, arrays)
+        connector.imports[given.handle_id] = Import(content, content[ORDER], buffer)
+        return Reply(token_ids=content[TOKENS].tobytes())
 
     @replies
     def qg_forget_imports(self, import_ids: list[str]) -> Reply:
@@ -192,13 +195,10 @@ def _block_bytes(cache: torch.Tensor) -> int:
     return cache[0].numel() * cache.element_size()
 
 
-def _rows(cache: torch.Tensor, blocks: list[int]) -> Pieces:
-    """Blocks as raw bytes, a row each; where they lie in host memory, they are not copied."""
-    if cache.device.type == "cpu" and cache.is_contiguous():
-        # Not by `cache.numpy()`, after which torch would refuse to shrink the storage.
-        content = (ctypes.c_uint8 * (cache.numel() * cache.element_size())).from_address(cache.data_ptr())
-        rows = np.ctypeslib.as_array(content).reshape(len(cache), -1)
-        return [rows[first:last] for first, last in runs(blocks)]
+def _rows(cache: torch.Tensor, blocks: list[int], pieces: list[tuple[int, int]]) -> Pieces:
+    """Blocks as raw bytes, a row each; where they lie in host memory, they are not copied: `pieces` are their runs."""
+    if (rows := host_rows(cache)) is not None:
+        return [rows[first:last] for first, last in pieces]
     taken = cache.index_select(0, torch.tensor(blocks, device=cache.device)).contiguous()
     return taken.view(torch.uint8).view(len(blocks), -1).cpu().numpy()
 
