@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from qwengyre.core.errors import StaleRead, TransferError
-from qwengyre.transfer.api import Exposure, Pieces, Region
+from qwengyre.transfer.api import Exposure, Pieces
 from qwengyre.transfer.header import HEADER, HEADER_BYTES, Fence, check_fence
 from qwengyre.transfer.layout import as_bytes, destinations, lay_out, pieces_of, views
 
@@ -125,15 +125,15 @@ class ShmCarrier:
             for region, value in targets.items():
                 pieces = [as_bytes(piece) for piece in pieces_of(value)]
                 if _in_batches(os.preadv, fd, pieces, HEADER_BYTES + region.offset) < region.num_bytes:
-                    raise _ends_early(exposure, region)
+                    raise StaleRead(f"{exposure.location} ends before region {region.name!r}")
         return {region.name: value for region, value in targets.items()}
 
     def view(self, exposure: Exposure) -> dict[str, np.ndarray]:
         with _fenced(exposure) as fd:
-            for region in exposure.regions:
-                if os.fstat(fd).st_size < HEADER_BYTES + region.offset + region.num_bytes:
-                    raise _ends_early(exposure, region)
-            memory = mmap.mmap(fd, HEADER_BYTES + exposure.num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            num_bytes = HEADER_BYTES + max(region.offset + region.num_bytes for region in exposure.regions)
+            if os.fstat(fd).st_size < num_bytes:
+                raise StaleRead(f"{exposure.location} ends before its last region")
+            memory = mmap.mmap(fd, num_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
         return views(exposure.regions, memoryview(memory)[HEADER_BYTES:])
 
     def release(self, exposure: Exposure) -> None:
@@ -194,10 +194,6 @@ def _fenced(exposure: Exposure) -> Iterator[int]:
             raise StaleRead(f"{exposure.location} was rewritten during the read")
     finally:
         os.close(fd)
-
-
-def _ends_early(exposure: Exposure, region: Region) -> StaleRead:
-    return StaleRead(f"{exposure.location} ends before region {region.name!r}")
 
 
 def _check_header(fd: int, exposure: Exposure) -> bytes:
