@@ -20,7 +20,7 @@ from qwengyre.doctor.cluster import examine_cluster
 from qwengyre.runtime.launchers.config import RayConfig, Room
 from qwengyre.runtime.launchers.on_ray import RayLauncher
 from qwengyre.runtime.processes import NoRoom
-from qwengyre.telemetry.records import RolesChanged, RunBegan
+from qwengyre.telemetry.records import RolesChanged, RunBegan, StepFinished
 from tests.contract.launchers import DEADLINE_S, LauncherContract, spec_in, wait_gone
 from tests.integration.run_kit import RunKit, executions_done, metrics, summary
 
@@ -133,6 +133,25 @@ def test_a_run_over_three_nodes_goes_on_when_one_is_killed(cluster: Cluster, tmp
     assert (found.steps, found.executions_finished) == (6, len(after))
     assert found.max_logprob_gap is not None and found.max_logprob_gap <= 1e-4
     assert len(metrics(folder, RunBegan)) == 1
+
+
+def test_a_cell_of_two_ranks_on_two_nodes_trains_and_outlives_the_loss_of_one(cluster: Cluster, tmp_path: Path):
+    first, *_ = cluster.worker_nodes
+    cluster.remove_node(first)  # the two that are left are the cell's
+    kit = RunKit(tmp_path, steps=4)
+    over_nodes = ("--set", "scheduler.num_cells=1", "--set", "trainer.ranks=2", "--set", "ray.ranks_per_node=1")
+    process = kit.start("--set", "runtime.launcher=ray", "--set", f"ray.address={cluster.address}", *over_nodes)
+    kit.wait_until(lambda: kit.has_begun() and bool(metrics(kit.run_folder(), StepFinished)), process)
+    before = executions_done(kit.run_folder())
+    cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+    cluster.add_node(**NODE)
+    assert process.wait() == 0, kit.output()
+    folder = kit.run_folder()
+    assert any(record.role == "lost" for record in metrics(folder, RolesChanged)), "the node that died was none of the cell's"
+    after = executions_done(folder)
+    assert {execution: after[execution] for execution in before} == before
+    assert summary(folder).max_logprob_gap <= 1e-4
+    assert [step.step for step in metrics(folder, StepFinished)][-1] == 4
 
 
 def test_a_run_makes_its_own_cluster_with_a_standalone_engine(tmp_path: Path):

@@ -69,7 +69,9 @@ def j_max(
             num_paths = len(case.paths)
             if num_paths not in spent:
                 spent[num_paths] = _spent(Work(model, case, chunk_tokens=1 << 20), trained)
-                say(f"{name}, {num_paths} paths: flattened {spent[num_paths].flat_s:.1f} s, shared {spent[num_paths].shared_s:.1f} s")
+                say(
+                    f"{name}, {num_paths} paths: flattened {spent[num_paths].flat_s:.1f} s, shared {spent[num_paths].shared_s:.1f} s"
+                )
             totals[cap] += spent[num_paths]
     uncapped = totals[None]
     found = [

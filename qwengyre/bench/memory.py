@@ -37,7 +37,7 @@ def memory(
     torch.set_num_threads(1)
     found = []
     if long_tokens:
-        model = _model(vocab_size=1024, hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=1)
+        model = _model(vocab_size=1024, hidden_size=256, intermediate_size=1152, num_hidden_layers=1, num_attention_heads=1)
         found.append(_run("one long path, 1 layer", model, long_tokens, chunk_tokens))
     if head_tokens:
         model = _model(vocab_size=151_936, hidden_size=512, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4)

@@ -30,8 +30,9 @@ from qwengyre.engines.api import Engine
 from qwengyre.engines.config import EngineConfig
 from qwengyre.runtime import cell_api as api
 from qwengyre.runtime.control_http import MAX_BODY_BYTES, bearer_matches
-from qwengyre.runtime.processes import exit_with_parent
-from qwengyre.runtime.stations import Stations, build_stations
+from qwengyre.runtime.meeting import Meeting
+from qwengyre.runtime.processes import announce, exit_with_parent
+from qwengyre.runtime.stations import Home, Stations, build_stations
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
@@ -70,6 +71,10 @@ class CellSpec(msgspec.Struct, frozen=True):
     """Address that control API, data plane and transfers listen on; filled in by the launcher."""
     ready_file: str = ""
     """Where the cell writes its `CellAddress` when it serves; filled in by the launcher."""
+    ranks_here: int = 0
+    """Of `trainer.ranks` so many are on the cell's own machine, 0: all; filled in by the launcher, which starts the others."""
+    ranks_file: str = ""
+    """Where the cell writes the address at which it waits for those others; filled in by the launcher."""
 
 
 class CellAddress(msgspec.Struct, frozen=True):
@@ -88,7 +93,9 @@ class Cell:
         place = CarrierPlace(spec.transfer, spec.segment_prefix, spec.host)
         self.carrier = place.open()
         trainer = spec.trainer if spec.has_trainer else None
-        self.stations = build(Path(spec.model_dir), spec.engine, trainer, self.carrier, place, spec.threads)
+        meeting = Meeting(spec.ranks_here, spec.ranks_file, spec.token)
+        home = Home(self.carrier, place, spec.threads, meeting)
+        self.stations = build(Path(spec.model_dir), spec.engine, trainer, home)
         self.engine: Engine = self.stations.engine
         self.trainer = self.stations.trainer
         self.trainer.offload()
@@ -300,9 +307,7 @@ async def serve(spec: CellSpec) -> None:
         await task
     port = server.servers[0].sockets[0].getsockname()[1]
     address = CellAddress(spec.cell, spec.epoch, f"http://{spec.host}:{port}", data, os.getpid())
-    temporary = Path(spec.ready_file + ".tmp")
-    temporary.write_bytes(msgspec.json.encode(address))
-    temporary.rename(spec.ready_file)
+    announce(Path(spec.ready_file), msgspec.json.encode(address))
     log.info("cell_serves", extra={"cell": spec.cell, "epoch": spec.epoch})
     try:
         await task

@@ -16,6 +16,9 @@ from pathlib import Path
 
 from qwengyre.core.errors import QwenGyreError
 
+POLL_S = 0.02
+"""How often one looks for a file that a child writes."""
+
 
 class ProcessFailed(QwenGyreError):
     """A process of ours did not come up, or ended by itself; the message carries the end of its log."""
@@ -104,7 +107,7 @@ async def start_process(
             while not ready_file.exists():
                 if process.returncode is not None:
                     raise ProcessFailed(name, f"ended with exit code {process.returncode} before it served", log_path)
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(POLL_S)
     except TimeoutError:
         child.kill()
         raise ProcessFailed(name, f"did not serve within {timeout_s:g} s", log_path) from None
@@ -112,6 +115,13 @@ async def start_process(
         child.kill()
         raise
     return child
+
+
+def announce(path: Path, content: bytes) -> None:
+    """Write a file that somebody waits for: whole, or not at all."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_bytes(content)
+    temporary.rename(path)
 
 
 def exit_with_parent(loop: asyncio.AbstractEventLoop) -> None:

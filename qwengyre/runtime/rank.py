@@ -1,37 +1,42 @@
-"""One rank of a cell's trainer, in the cell's own process (rank 0) or in one of its children (`rank_process.py`).
+"""One rank of a cell's trainer: in the cell's own process (rank 0), in a child of it, or on another machine (`rank_process.py`).
 
 The orders are method names of `Rank` and `Trainer`; every rank of the cell gets each of them at the same time.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
+import struct
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from qwengyre.core.errors import TrainerError
 from qwengyre.trainer.config import TrainerConfig
-from qwengyre.trainer.members import Members
+from qwengyre.trainer.members import Members, own_address
 from qwengyre.trainer.records import StepStats
 from qwengyre.trainer.sharded import Ranks
 from qwengyre.trainer.trainer import Trainer
 from qwengyre.transfer.api import Carrier, Exposure
 from qwengyre.transfer.carriers import CarrierPlace
 
-HOST = "127.0.0.1"
-"""The ranks of a cell are on one machine."""
+SIOCGIFADDR: Final = 0x8915
+"""Linux: the IPv4 address of a network interface (netdevice(7))."""
 
 
 class RankSpec(msgspec.Struct, frozen=True):
     """Everything a rank needs to start."""
 
     rank: int
-    port: int
-    """Where rank 0 has the store in which the ranks of this cell find each other."""
+    store: str
+    """`host:port` where rank 0 has the store in which the ranks of this cell find each other."""
     model_dir: str
     trainer: TrainerConfig
     place: CarrierPlace
@@ -50,7 +55,7 @@ class Rank:
 
     def __init__(self, spec: RankSpec, carrier: Carrier, store: dist.Store) -> None:
         torch.set_num_threads(spec.threads)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own_address(spec.store)))
         dist.init_process_group("gloo", store=store, rank=spec.rank, world_size=spec.trainer.ranks)
         self.number = spec.rank
         self.trainer = Trainer(Path(spec.model_dir), spec.trainer, carrier, Ranks())
@@ -82,3 +87,18 @@ class Rank:
         stats = self.trainer.apply(num_executions, self._sum if is_reduced else None)
         self._sum = None
         return stats
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has this IPv4 address, which is how gloo wants to be told. Raises TrainerError.
+
+    >>> interface_of("127.0.0.1")
+    'lo'
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    raise TrainerError(f"no network interface has the address {address}: name one in GLOO_SOCKET_IFNAME")

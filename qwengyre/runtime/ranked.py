@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import AuthenticationError, Pipe
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from torch import Tensor
 
 from qwengyre.core.errors import QwenGyreError, renewed
 from qwengyre.core.records import MicroStep
-from qwengyre.runtime.rank import HOST, Rank, RankSpec, Refusal
+from qwengyre.runtime.meeting import Meeting
+from qwengyre.runtime.processes import announce
+from qwengyre.runtime.rank import Rank, RankSpec, Refusal
+from qwengyre.runtime.stations import Home
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats, sum_of_ranks
-from qwengyre.transfer.api import Carrier, Exposure
-from qwengyre.transfer.carriers import CarrierPlace
+from qwengyre.transfer.api import Exposure
 
 log = logging.getLogger(__name__)
 RANK_LOST = 70
@@ -32,13 +35,19 @@ RANK_LOST = 70
 
 
 class RankedTrainer:
-    """Rank 0 here, the others as children, which end with this process; when one of them ends, so does this process."""
+    """Rank 0 here. The others are children, which end with this process, or on other machines, and end with their connection.
 
-    def __init__(self, model_dir: Path, config: TrainerConfig, carrier: Carrier, place: CarrierPlace, threads: int) -> None:
-        store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
-        first = RankSpec(0, store.port, str(model_dir), config, place, threads)
-        self._others = [start_rank(msgspec.structs.replace(first, rank=rank)) for rank in range(1, config.ranks)]
-        self._first = Rank(first, carrier, store)
+    When one of them ends, so does this process; of those on other machines the launcher knows first.
+    """
+
+    def __init__(self, model_dir: Path, config: TrainerConfig, home: Home) -> None:
+        host, meeting = home.place.host, home.meeting
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        first = RankSpec(0, f"{host}:{store.port}", str(model_dir), config, home.place, home.threads)
+        specs = [msgspec.structs.replace(first, rank=rank) for rank in range(1, config.ranks)]
+        num_children = (meeting.ranks_here or config.ranks) - 1
+        self._others = [start_rank(spec) for spec in specs[:num_children]] + await_ranks(specs[num_children:], meeting, host)
+        self._first = Rank(first, home.carrier, store)
 
     def connect_members(self, rank: int, world: int, store_address: str, epoch: int, timeout_s: float) -> RankedMembers:
         """Shard r of every cell meets shard r of the others. Raises MembershipBroken."""
@@ -96,18 +105,23 @@ class RankedTrainer:
 
     def _on_all(self, method: str, *args: Any) -> list[Any]:
         """The answers by rank. Raises this rank's error, else that of the first rank that has one."""
-        for connection in self._others:
-            connection.send((method, args))
+        with _exit_without_them():
+            for connection in self._others:
+                connection.send((method, args))
         try:
             answers = [self._first.call(method, args)]
         except QwenGyreError:
-            for connection in self._others:
-                connection.recv()
+            self._answers()
             raise
-        answers += [connection.recv() for connection in self._others]
+        answers += self._answers()
         if refusal := next((answer for answer in answers if isinstance(answer, Refusal)), None):
             raise renewed(refusal.kind, refusal.message)
         return answers
+
+
+    def _answers(self) -> list[Any]:
+        with _exit_without_them():
+            return [connection.recv() for connection in self._others]
 
 
 class RankedMembers:
@@ -136,7 +150,38 @@ def start_rank(spec: RankSpec) -> Connection:
     return ours
 
 
+def await_ranks(specs: Sequence[RankSpec], meeting: Meeting, host: str) -> list[Connection]:
+    """Until every rank that another machine starts has come; the cell's launcher has a deadline for that."""
+    came: dict[int, Connection] = {}
+    if not specs:
+        return []
+    wanted = {spec.rank: spec for spec in specs}
+    with Listener((host, 0), backlog=len(specs), authkey=meeting.token.encode()) as listener:
+        announce(Path(meeting.address_file), f"{host}:{listener.address[1]}".encode())
+        while missing := sorted(wanted.keys() - came.keys()):
+            log.info("waits_for_ranks", extra={"missing": missing})
+            try:
+                connection = listener.accept()
+                rank = connection.recv()
+                connection.send(wanted[rank])
+            except (AuthenticationError, EOFError, OSError, KeyError) as error:
+                log.warning("not_a_rank", extra={"reason": repr(error)})
+                continue
+            came[rank] = connection
+    return [came[spec.rank] for spec in specs]
+
+
 def _end_with(rank: int, process: subprocess.Popen) -> None:
     code = process.wait()
     log.error("rank_lost", extra={"rank": rank, "exit_code": code})
     os._exit(RANK_LOST)
+
+
+@contextmanager
+def _exit_without_them() -> Iterator[None]:
+    """A rank of another machine is no child of ours: its end is seen when one talks with it."""
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        log.error("rank_lost", extra={"reason": repr(error)})
+        os._exit(RANK_LOST)

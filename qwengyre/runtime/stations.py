@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qwengyre.core.errors import ConfigError, TrainerError
 from qwengyre.engines.api import Engine
 from qwengyre.engines.config import EngineConfig
+from qwengyre.runtime.meeting import Meeting
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Carrier
 from qwengyre.transfer.carriers import CarrierPlace
@@ -39,57 +40,48 @@ class NoTrainer:
         raise TrainerError(f"a standalone engine has no trainer: {name} belongs to a cell")
 
 
-def build_stations(
-    model_dir: Path,
-    engine: EngineConfig,
-    trainer: TrainerConfig | None,
-    carrier: Carrier,
-    place: CarrierPlace,
-    threads: int,
-) -> Stations:
-    """Without `trainer`, a standalone engine. `place` is where `carrier` was opened, for the other processes of the cell.
+class Home(NamedTuple):
+    """What the process of a cell offers its stations."""
 
-    Raises ConfigError for a kind of engine that no cell can have.
-    """
+    carrier: Carrier
+    place: CarrierPlace
+    """Where `carrier` was opened, for the other processes of the cell."""
+    threads: int
+    meeting: Meeting
+
+
+def build_stations(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig | None, home: Home) -> Stations:
+    """Without `trainer`, a standalone engine. Raises ConfigError for a kind of engine that no cell can have."""
     match engine.engine:
         case "embedded":
-            return _embedded(model_dir, engine, trainer, carrier, place, threads)
+            return _stations(model_dir, trainer, home, lambda: _embedded(model_dir, engine, home))
         case "vllm":
-            return _vllm(model_dir, engine, trainer, carrier, place, threads)
+            return _stations(model_dir, trainer, home, lambda: _vllm(model_dir, engine, home))
         case "paced":
-            paced = _paced(model_dir, engine, carrier)
+            paced = _paced(model_dir, engine, home.carrier)
             return paced if trainer is not None else _serving_only(paced.engine)
     raise ConfigError(f"a cell cannot have the engine {engine.engine!r}", key="engine.engine")
 
 
-def _embedded(
-    model_dir: Path,
-    engine: EngineConfig,
-    trainer: TrainerConfig | None,
-    carrier: Carrier,
-    place: CarrierPlace,
-    threads: int,
-) -> Stations:
+def _stations(model_dir: Path, trainer: TrainerConfig | None, home: Home, start_engine: Callable[[], Engine]) -> Stations:
+    """The engine starts first: vLLM's process on a CPU is forked off this one, while nothing else has threads yet."""
+    engine = start_engine()
+    if trainer is None:
+        return _serving_only(engine)
+    made, connect = _trainer(model_dir, trainer, home)
+    return Stations(engine, made, connect, made.whole_weights)
+
+
+def _embedded(model_dir: Path, engine: EngineConfig, home: Home) -> Engine:
     import torch
 
     from qwengyre.engines.embedded import EmbeddedEngine
 
-    torch.set_num_threads(threads)
-    if trainer is None:
-        return _serving_only(EmbeddedEngine(model_dir, carrier, engine))
-    made, connect = _trainer(model_dir, trainer, carrier, place, threads)
-    return Stations(EmbeddedEngine(model_dir, carrier, engine), made, connect, made.whole_weights)
+    torch.set_num_threads(home.threads)
+    return EmbeddedEngine(model_dir, home.carrier, engine)
 
 
-def _vllm(
-    model_dir: Path,
-    engine: EngineConfig,
-    trainer: TrainerConfig | None,
-    carrier: Carrier,
-    place: CarrierPlace,
-    threads: int,
-) -> Stations:
-    """vLLM starts first: on a CPU its process is forked off this one, while nothing else has threads yet."""
+def _vllm(model_dir: Path, engine: EngineConfig, home: Home) -> Engine:
     import torch
 
     from qwengyre.engines.vllm.launch import require_vllm
@@ -97,27 +89,23 @@ def _vllm(
     require_vllm()
     from qwengyre.engines.vllm.engine import VLLMEngine
 
-    torch.set_num_threads(threads)
-    serving = VLLMEngine(model_dir, engine, place)
-    if trainer is None:
-        return _serving_only(serving)
-    made, connect = _trainer(model_dir, trainer, carrier, place, threads)
-    return Stations(serving, made, connect, made.whole_weights)
+    torch.set_num_threads(home.threads)
+    return VLLMEngine(model_dir, engine, home.place)
 
 
 def _trainer(
-    model_dir: Path, trainer: TrainerConfig, carrier: Carrier, place: CarrierPlace, threads: int
+    model_dir: Path, trainer: TrainerConfig, home: Home
 ) -> tuple[Trainer | RankedTrainer, Callable[[int, int, str, int, float], Members | RankedMembers]]:
     """The trainer of a cell, and how it meets those of the other cells."""
     if trainer.ranks > 1:
         from qwengyre.runtime.ranked import RankedTrainer
 
-        ranked = RankedTrainer(model_dir, trainer, carrier, place, threads)
+        ranked = RankedTrainer(model_dir, trainer, home)
         return ranked, ranked.connect_members
     from qwengyre.trainer.members import Members
     from qwengyre.trainer.trainer import Trainer
 
-    return Trainer(model_dir, trainer, carrier), Members.connect
+    return Trainer(model_dir, trainer, home.carrier), Members.connect
 
 
 def _serving_only(engine: Engine) -> Stations:

@@ -12,9 +12,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from qwengyre.core.records import MicroStep
+from qwengyre.journal import read
+from qwengyre.runtime.records import ControllerRecord, Decided
+from qwengyre.scheduler.events import CellLost, CellReturned
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.records import EvaluationFinished, RunBegan, StepFinished
-from tests.integration.run_kit import RunKit, executions_done, kill, metrics, summary
+from tests.integration.run_kit import RunKit, children, executions_done, kill, metrics, summary
 
 pytestmark = pytest.mark.integration
 
@@ -42,6 +45,22 @@ def test_cells_of_two_ranks_train_together(tmp_path: Path):
     first, last = (weights_of(folder, step) for step in (0, 2))
     assert first.keys() == last.keys() and all(first[name].shape == last[name].shape for name in first)
     assert any((first[name] != last[name]).any() for name in first)
+
+
+def test_a_cell_that_loses_a_rank_is_lost_and_comes_back(tmp_path: Path):
+    kit = RunKit(tmp_path, steps=4)
+    process = kit.start("--set", "scheduler.num_cells=2", "--set", "trainer.ranks=2")
+    kit.wait_until(lambda: kit.has_begun() and bool(metrics(kit.run_folder(), StepFinished)), process)
+    cell, *_ = children(process.pid, ("qwengyre.runtime.cell",))
+    [rank] = children(cell, ("qwengyre.runtime.rank_process",))
+    kill(rank)
+    assert process.wait() == 0, kit.output()
+    events = [
+        record.event for _, record in read(kit.run_folder().controller_journal, ControllerRecord) if isinstance(record, Decided)
+    ]
+    [lost] = [event for event in events if isinstance(event, CellLost)]
+    assert lost.cell in [event.cell for event in events if isinstance(event, CellReturned)]
+    assert [step.step for step in metrics(kit.run_folder(), StepFinished)] == [1, 2, 3, 4]
 
 
 def test_a_step_whose_loss_is_not_finite_is_not_applied_and_its_data_is_kept(tmp_path: Path):

@@ -1,7 +1,8 @@
-"""The Ray actor beside a cell: starts it on its node, tells how it ended. Its death is the cell's."""
+"""The Ray actor beside a cell, or beside ranks of it on another node: starts them there, tells how they ended. Its death is theirs."""
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import msgspec
 
 from qwengyre.runtime.cell import CellAddress, CellSpec
 from qwengyre.runtime.launchers.local import LocalLauncher
-from qwengyre.runtime.processes import ProcessFailed, log_tail
+from qwengyre.runtime.processes import POLL_S, ProcessFailed, Supervised, log_tail
 
 
 class NotServing(msgspec.Struct, frozen=True, tag=True):
@@ -25,7 +26,11 @@ class Serving(msgspec.Struct, frozen=True, tag=True):
     """Ray's id of the node."""
 
 
-Launched = Serving | NotServing
+class Joined(msgspec.Struct, frozen=True, tag=True):
+    """The cell has let the ranks of this node in."""
+
+
+Launched = Serving | NotServing | Joined
 
 
 class CellHost:
@@ -39,19 +44,45 @@ class CellHost:
         self._node = ray.get_runtime_context().get_node_id()
         self._launcher = LocalLauncher(Path(self._private.name), self._logs, start_timeout_s, ray.util.get_node_ip_address())
         self._life = None
+        self._ranks: list[Supervised] = []
 
     async def launch(self, name: str, spec: bytes) -> bytes:
         self._logs.mkdir(parents=True, exist_ok=True)
         try:
             self._life = await self._launcher.launch(name, msgspec.json.decode(spec, type=CellSpec))
         except ProcessFailed as error:
-            return msgspec.json.encode(NotServing(error.reason, log_tail(error.log_path)))
+            return _not_serving(error)
         return msgspec.json.encode(Serving(self._life.address, self._node))
 
+    async def ranks_address(self, name: str) -> str:
+        """Where the cell that is being launched here waits for ranks of other nodes; the driver has a deadline for it."""
+        file = self._launcher.ranks_file(name)
+        while not file.exists():
+            await asyncio.sleep(POLL_S)
+        return file.read_text()
+
+    async def join(self, name: str, spec: bytes, ranks: list[int], at: str) -> bytes:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        try:
+            self._ranks = await self._launcher.join(name, msgspec.json.decode(spec, type=CellSpec), ranks, at)
+        except ProcessFailed as error:
+            return _not_serving(error)
+        return msgspec.json.encode(Joined())
+
     async def wait_end(self) -> str:
-        return await self._life.wait_end()
+        if self._life is not None:
+            return await self._life.wait_end()
+        ends = [asyncio.create_task(rank.wait_exit(), name=rank.name) for rank in self._ranks]
+        [first, *_], _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        return f"{first.get_name()} ended with {first.result()}"
 
     async def stop(self) -> None:
         """Nothing to stop when the cell never served: it was killed."""
         if self._life is not None:
             await self._life.stop()
+        for rank in self._ranks:
+            await rank.stop()
+
+
+def _not_serving(error: ProcessFailed) -> bytes:
+    return msgspec.json.encode(NotServing(error.reason, log_tail(error.log_path)))

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What Ray reserves for one cell, on one node."""
+    """What Ray reserves on one node for one cell, or for as many of its ranks as share a node."""
 
     cpus: float = 1.0
     """CPU cores."""
@@ -40,6 +40,21 @@ class RayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     address: str = ""
     """Cluster to join: `auto` for the one this machine belongs to, or `HOST:PORT`. Empty: RAY_ADDRESS, else a new one here."""
     cell: Room = Room()
-    """Room for each cell: a placement group of one bundle."""
+    """Room for each cell: a placement group of one bundle, or of one for each `ranks_per_node`."""
+    ranks_per_node: int = 0
+    """So many of the `trainer.ranks` of a cell share a node, and a bundle of `cell`; 0: all of them."""
     standalone: Room = Room()
     """Room for each standalone engine."""
+
+    def __post_init__(self) -> None:
+        if self.ranks_per_node < 0:
+            raise ValueError("ranks_per_node must be a number from 0 on")
+
+    def shares(self, ranks: int) -> list[range]:
+        """The ranks of a cell by node.
+
+        >>> RayConfig(ranks_per_node=2).shares(5), RayConfig().shares(5)
+        ([range(0, 2), range(2, 4), range(4, 5)], [range(0, 5)])
+        """
+        each = self.ranks_per_node or ranks
+        return [range(first, min(first + each, ranks)) for first in range(0, ranks, each)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from qwengyre.runtime.cell import CellAddress, CellSpec
+from qwengyre.runtime.meeting import Joining
 from qwengyre.runtime.processes import Supervised, start_process
 
 
@@ -32,19 +35,38 @@ class LocalLauncher:
 
     async def launch(self, name: str, spec: CellSpec) -> LocalLife:
         ready_file = self._private / f"{name}.ready"
-        spec = msgspec.structs.replace(spec, host=self._host, ready_file=str(ready_file))
-        spec_file = self._private / f"{name}.json"
-        spec_file.touch(mode=0o600)
-        spec_file.write_bytes(msgspec.json.encode(spec))
-        process = await start_process(
-            "qwengyre.runtime.cell",
-            [str(spec_file)],
+        ranks_file = self.ranks_file(name)
+        ranks_file.unlink(missing_ok=True)
+        spec = msgspec.structs.replace(spec, host=self._host, ready_file=str(ready_file), ranks_file=str(ranks_file))
+        process = await self._start("qwengyre.runtime.cell", name, spec, spec.threads)
+        return LocalLife(msgspec.json.decode(ready_file.read_bytes(), type=CellAddress), process)
+
+    def ranks_file(self, name: str) -> Path:
+        """Where a cell that was launched here says that it waits for ranks of other machines."""
+        return self._private / f"{name}.ranks"
+
+    async def join(self, name: str, spec: CellSpec, ranks: Sequence[int], at: str) -> list[Supervised]:
+        """Processes of this machine for `ranks` of a cell that waits for them `at` another. Raises ProcessFailed."""
+        return list(await asyncio.gather(*(self._join(f"{name}-rank-{rank}", spec, rank, at) for rank in ranks)))
+
+    async def _join(self, name: str, spec: CellSpec, rank: int, at: str) -> Supervised:
+        ready_file = self._private / f"{name}.ready"
+        joining = Joining(rank, at, spec.token, self._host, str(ready_file))
+        return await self._start("qwengyre.runtime.rank_process", name, joining, spec.threads)
+
+    async def _start(self, module: str, name: str, orders: CellSpec | Joining, threads: int) -> Supervised:
+        """A process that reads its orders from a file for this user only."""
+        file = self._private / f"{name}.json"
+        file.touch(mode=0o600)
+        file.write_bytes(msgspec.json.encode(orders))
+        return await start_process(
+            module,
+            [str(file)],
             self._logs / f"{name}.log",
-            ready_file,
-            env={"OMP_NUM_THREADS": str(spec.threads), "MKL_NUM_THREADS": str(spec.threads)},
+            Path(orders.ready_file),
+            env={"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
             timeout_s=self._start_timeout_s,
         )
-        return LocalLife(msgspec.json.decode(ready_file.read_bytes(), type=CellAddress), process)
 
     async def close(self) -> None:
         """Nothing is the launcher's own."""

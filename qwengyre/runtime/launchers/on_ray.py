@@ -1,7 +1,8 @@
 """Cells on the nodes of a Ray cluster: Ray places them, watches nodes and actors, and ends them. Nothing else goes through Ray.
 
-A cell is a placement group of one bundle, and an actor in it (`CellHost`) whose child is the cell's process. A node that dies
-takes the actor along, and `wait_end` says so. Whoever is declared dead while it still runs is fenced by the cell's epoch.
+A cell is a placement group of one bundle, and an actor in it (`CellHost`) whose child is the cell's process; with
+`ray.ranks_per_node` the ranks that do not fit there have a bundle and an actor each. A node that dies takes its actor along, and
+`wait_end` says so. Whoever is declared dead while it still runs is fenced by the cell's epoch.
 Needs the extra `ray`; run folder and policy must lie where every node finds them under the same path.
 """
 
@@ -35,27 +36,30 @@ NUM_WAITERS = 64
 
 
 class RayLife:
-    def __init__(self, serving: Serving, host: ActorHandle, group: PlacementGroup, launcher: RayLauncher) -> None:
+    """`hosts`: the actor of the cell's process first, then those of ranks on other nodes. The first that ends is the end."""
+
+    def __init__(self, serving: Serving, hosts: list[ActorHandle], group: PlacementGroup, launcher: RayLauncher) -> None:
         self.address, self.node = serving.address, serving.node
-        self._host, self._group, self._launcher = host, group, launcher
-        self._ended = host.wait_end.remote()
+        self._hosts, self._group, self._launcher = hosts, group, launcher
+        self._ended = [asyncio.wrap_future(host.wait_end.remote().future()) for host in hosts]
 
     async def wait_end(self) -> str:
         from ray.exceptions import RayActorError
 
+        ended, _ = await asyncio.wait(self._ended, return_when=asyncio.FIRST_COMPLETED)
         try:
-            return await self._ended
+            return ended.pop().result()
         except RayActorError as error:
             return f"Ray lost it on node {self.node[:8]}: {str(error).strip().splitlines()[0]}"
 
     def kill(self) -> None:
-        self._launcher.end(self._host, self._group)
+        self._launcher.end(self._hosts, self._group)
 
     async def stop(self) -> None:
         from ray.exceptions import RayActorError
 
         try:
-            await asyncio.wait_for(self._host.stop.remote(), END_DEADLINE_S)
+            await asyncio.wait_for(self._hosts[0].stop.remote(), END_DEADLINE_S)
         except (RayActorError, TimeoutError) as error:
             log.warning("cell_did_not_stop", extra={"node": self.node, "reason": str(error) or "deadline passed"})
         self.kill()
@@ -79,28 +83,54 @@ class RayLauncher:
 
         log_path = self._logs / f"{name}.log"
         room = self._config.cell if spec.has_trainer else self._config.standalone
+        shares = self._config.shares(spec.trainer.ranks) if spec.has_trainer else [range(1)]
+        spec = msgspec.structs.replace(spec, ranks_here=len(shares[0]))
         try:
-            group = await self._reserve(name, spec, room)
-            host = self._host_in(group, room)
+            group = await self._reserve(name, spec, room, len(shares))
+            hosts = [self._host_in(group, room, index) for index in range(len(shares))]
         except RayError as error:
             raise ProcessFailed(name, f"Ray does not place it: {error}", log_path) from error
         try:
-            answer = host.launch.remote(name, msgspec.json.encode(spec))
-            launched = msgspec.json.decode(await asyncio.wait_for(answer, 2 * self._start_timeout_s), type=Launched)
+            async with asyncio.timeout(2 * self._start_timeout_s):
+                launched = await self._start(name, spec, hosts, shares)
             if isinstance(launched, NotServing):
                 raise ProcessFailed(name, launched.reason, log_path, tail=launched.log_tail)
         except (RayError, TimeoutError) as error:
-            self.end(host, group)
+            self.end(hosts, group)
             raise ProcessFailed(name, f"its node or its actor is gone: {error or 'no answer'}", log_path) from error
         except (ProcessFailed, asyncio.CancelledError):
-            self.end(host, group)
+            self.end(hosts, group)
             raise
         log.info(
             "cell_placed", extra={"cell": name, "epoch": spec.epoch, "node": launched.node, "host": launched.address.control}
         )
-        return RayLife(launched, host, group, self)
+        return RayLife(launched, hosts, group, self)
 
-    def _host_in(self, group: PlacementGroup, room: Room) -> ActorHandle:
+    async def _start(self, name: str, spec: CellSpec, hosts: list[ActorHandle], shares: list[range]) -> Serving | NotServing:
+        """The cell's process, and when it says where they meet, those of its ranks on other nodes; the first that fails, or the cell."""
+        orders = msgspec.json.encode(spec)
+
+        async def join() -> list[bytes]:
+            at = await hosts[0].ranks_address.remote(name)
+            asked = [host.join.remote(name, orders, list(ranks), at) for host, ranks in zip(hosts, shares, strict=True)][1:]
+            return [await answer for answer in asked]
+
+        async def launch() -> list[bytes]:
+            return [await hosts[0].launch.remote(name, orders)]
+
+        steps = [asyncio.create_task(launch())] + ([asyncio.create_task(join())] if len(hosts) > 1 else [])
+        try:
+            answers: list[Launched] = []
+            for step in asyncio.as_completed(steps):
+                answers += [msgspec.json.decode(answer, type=Launched) for answer in await step]
+                if failed := next((answer for answer in answers if isinstance(answer, NotServing)), None):
+                    return failed
+        finally:
+            for step in steps:
+                step.cancel()
+        return next(answer for answer in answers if isinstance(answer, Serving))
+
+    def _host_in(self, group: PlacementGroup, room: Room, bundle: int) -> ActorHandle:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -109,16 +139,17 @@ class RayLauncher:
             num_gpus=room.gpus,
             resources=room.resources or None,
             max_restarts=0,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
         )
         return options.remote(str(self._logs), self._start_timeout_s)
 
-    async def _reserve(self, name: str, spec: CellSpec, room: Room) -> PlacementGroup:
-        """Raises NoRoom when no node has it within the start deadline; it names what the nodes have."""
+    async def _reserve(self, name: str, spec: CellSpec, room: Room, num_bundles: int) -> PlacementGroup:
+        """Raises NoRoom when no nodes have it within the start deadline; it names what the nodes have."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
         label = f"{spec.segment_prefix}-{name}-{spec.epoch}"
-        group = await self._in_thread(lambda: placement_group([room.bundle()], strategy="STRICT_PACK", name=label))
+        bundles = [room.bundle()] * num_bundles
+        group = await self._in_thread(lambda: placement_group(bundles, strategy="PACK", name=label))
         try:
             is_placed = await self._in_thread(lambda: group.wait(self._start_timeout_s))
         except asyncio.CancelledError:
@@ -126,9 +157,12 @@ class RayLauncher:
             raise
         if not is_placed:
             await self._in_thread(lambda: remove_placement_group(group))
-            raise NoRoom(
-                name, f"no node has {in_words(room.bundle())} free after {self._start_timeout_s:g} s. {await self._nodes()}"
+            wanted = (
+                f"no node has {in_words(room.bundle())}"
+                if num_bundles == 1
+                else f"no nodes have {num_bundles} x {in_words(room.bundle())}"
             )
+            raise NoRoom(name, f"{wanted} free after {self._start_timeout_s:g} s. {await self._nodes()}")
         return group
 
     async def _nodes(self) -> str:
@@ -139,13 +173,14 @@ class RayLauncher:
         dead = [node["NodeManagerAddress"] for node in nodes if not node["Alive"]]
         return f"Nodes in all: {'; '.join(alive) or 'none'}" + (f"; dead: {', '.join(dead)}" if dead else "")
 
-    def end(self, host: ActorHandle, group: PlacementGroup) -> None:
-        """The actor's end is the cell's; its room is free for the next life."""
+    def end(self, hosts: list[ActorHandle], group: PlacementGroup) -> None:
+        """The actors' end is the cell's; its room is free for the next life."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
         def end() -> None:
-            ray.kill(host, no_restart=True)
+            for host in hosts:
+                ray.kill(host, no_restart=True)
             remove_placement_group(group)
 
         self._threads.submit(end)

@@ -8,7 +8,8 @@ import pytest
 from qwengyre.core.errors import ConfigError, TrainerError
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.paced import PacedEngine
-from qwengyre.runtime.stations import build_stations
+from qwengyre.runtime.meeting import Meeting
+from qwengyre.runtime.stations import Home, build_stations
 from qwengyre.testing.paced import PLAN
 from qwengyre.testing.tokenizers import write_byte_tokenizer
 from qwengyre.trainer.config import TrainerConfig
@@ -26,7 +27,7 @@ def build(tmp_path):
 
     def make(kind: str, trainer: TrainerConfig | None):
         plan = str(tmp_path / "plan.json") if kind == "paced" else ""
-        return build_stations(model, EngineConfig(engine=kind, paced_plan=plan), trainer, carrier, place, 1)
+        return build_stations(model, EngineConfig(engine=kind, paced_plan=plan), trainer, Home(carrier, place, 1, Meeting()))
 
     yield make
     carrier.close()

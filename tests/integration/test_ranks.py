@@ -1,0 +1,62 @@
+"""A cell one of whose ranks is on another machine: two launchers that share nothing but the address."""
+
+from __future__ import annotations
+
+import asyncio
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from qwengyre.core.errors import CellFailed
+from qwengyre.engines.config import EngineConfig
+from qwengyre.engines.model import read_weights
+from qwengyre.runtime import cell_api as api
+from qwengyre.runtime.cell_client import CellClient
+from qwengyre.runtime.launchers.local import LocalLauncher
+from qwengyre.runtime.ranked import RANK_LOST
+from qwengyre.testing.engines import write_tiny_qwen3
+from qwengyre.trainer.config import TrainerConfig
+from qwengyre.transfer.tcp import TcpCarrier
+from tests.contract.launchers import DEADLINE_S, spec_in
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_rank_of_another_machine_holds_its_shard_and_takes_the_cell_along(tmp_path: Path):
+    model = write_tiny_qwen3(tmp_path / "tiny")
+    spec = msgspec.structs.replace(
+        spec_in(tmp_path), model_dir=str(model), engine=EngineConfig(), trainer=TrainerConfig(ranks=2), ranks_here=1
+    )
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    here, there = (LocalLauncher(tmp_path / name, tmp_path / name, DEADLINE_S) for name in ("here", "there"))
+
+    async def join():
+        while not here.ranks_file("cell-0").exists():
+            await asyncio.sleep(0.02)
+        at = here.ranks_file("cell-0").read_text()
+        host, _, port = at.rpartition(":")
+        with pytest.raises(AuthenticationError):
+            await asyncio.to_thread(Client, (host, int(port)), authkey=b"a stranger's")
+        return await there.join("cell-0", spec, [1], at)
+
+    async def main() -> None:
+        life, [rank] = await asyncio.gather(here.launch("cell-0", spec), join())
+        client = CellClient(life.address, spec.token)
+        exposure = (await client.call(api.ExposeSnapshot(1, is_publish=False), api.Exposed, DEADLINE_S)).snapshot
+        carrier = TcpCarrier()
+        shards = [carrier.read(each) for each in (exposure, *exposure.others)]
+        for name, array in read_weights(model).items():
+            np.testing.assert_array_equal(np.concatenate([shard[name] for shard in shards]), array)
+        carrier.close()
+        rank.kill()
+        with pytest.raises(CellFailed):
+            await client.call(api.BeginStep(0, snapshot=None), api.Done, DEADLINE_S)
+        assert await life.wait_end() == f"its process ended with {RANK_LOST}"
+        await client.close()
+
+    asyncio.run(main())
