@@ -32,6 +32,7 @@ from qwengyre.transfer.config import TransferConfig
 from qwengyre.transfer.shm import ShmCarrier, cleanup
 from tests.contract import test_engines as contract
 from tests.contract.test_engines import *  # noqa: F403  the contract
+from tests.contract.launchers import wait_gone
 
 LONG = 4096
 CONFIG = EngineConfig(
@@ -309,7 +310,7 @@ def test_the_engine_ends_with_the_process_that_started_it(pool: Pool, tmp_path: 
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         assert pipe.read() == b"", "the pipe is open as long as the engine's process lives"
-    assert not Path(f"/proc/{core}").exists() or "Z" in Path(f"/proc/{core}/stat").read_text().split(")")[1].split()[0]
+    asyncio.run(wait_gone(core))
 
 
 async def _start_and_say(pool: Pool, pipe: int) -> None:

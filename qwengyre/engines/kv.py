@@ -65,6 +65,17 @@ class Node:
         self.children: dict[bytes, Node] = {}
 
 
+def _num_common(some: bytes, others: bytes) -> int:
+    """Leading tokens (int32) that two keys share.
+
+    >>> _num_common(np.array([1, 2, 3], np.int32).tobytes(), np.array([1, 2, 4, 5], np.int32).tobytes())
+    2
+    """
+    size = min(len(some), len(others)) // 4
+    differs = np.flatnonzero(np.frombuffer(some, np.int32, size) != np.frombuffer(others, np.int32, size))
+    return int(differs[0]) if len(differs) else size
+
+
 class PrefixCache:
     """Which tokens have their keys and values in which block, at the present policy version.
 
@@ -94,11 +105,14 @@ class PrefixCache:
         self._leaves.clear()
 
     def match(self, token_ids: np.ndarray) -> tuple[list[int], int]:
-        """Blocks of the longest cached prefix of `token_ids` (int32), and how many tokens they hold."""
+        """Blocks of the longest cached prefix of `token_ids` (int32), and how many of these tokens they hold.
+
+        The last block may hold more tokens, of whoever goes on otherwise: a token's keys and values depend on none behind it.
+        """
         path = list(self._walk(token_ids))
-        if path and path[-1] in self._leaves:
-            self._leaves.move_to_end(path[-1])
-        return [node.block for node in path], sum(len(node.key) for node in path) // 4
+        if path and path[-1][0] in self._leaves:
+            self._leaves.move_to_end(path[-1][0])
+        return [node.block for node, _ in path], sum(num_tokens for _, num_tokens in path)
 
     def hold(self, blocks: Sequence[int]) -> None:
         """One more user of each block."""
@@ -153,20 +167,20 @@ class PrefixCache:
                 blocks[index] = child.block
             node = child
 
-    def _walk(self, token_ids: np.ndarray) -> Iterator[Node]:
+    def _walk(self, token_ids: np.ndarray) -> Iterator[tuple[Node, int]]:
+        """The nodes on the way, and how many tokens of each are those of `token_ids`: of all but the last, all."""
         node, start, size = self._root, 0, self.block_size
         while True:
             rest = token_ids[start : start + size].tobytes()
             child = node.children.get(rest)
             if child is None:
                 break
-            yield child
+            yield child, len(rest) // 4
             node, start = child, start + len(rest) // 4
-        lengths = {len(key) for key in node.children if len(key) < len(rest)}
-        for length in sorted(lengths, reverse=True):
-            if child := node.children.get(rest[:length]):
-                yield child
-                return
+        alike = [(_num_common(rest, key), child) for key, child in node.children.items() if key[:4] == rest[:4]]
+        if alike:
+            common, child = max(alike, key=lambda found: found[0])
+            yield child, common
 
     def _make_free(self, num_blocks: int) -> bool:
         """Give up prefixes until so many blocks are free, or as many as can be; False when none is."""

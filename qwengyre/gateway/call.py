@@ -354,8 +354,11 @@ class LiveCall:
             self._why = Why.MOVE
 
     def exported(self, num_tokens: int) -> None:
-        """The source had computed this many tokens of the call, and said so: computing one of them again is waste."""
-        self._known_at_source = num_tokens
+        """The source had computed this many tokens of the call, and said so: computing one of them again is waste.
+
+        But for the last token there is: it is computed in any case, to say what comes next.
+        """
+        self._known_at_source = min(num_tokens, self.tokens.num_row - 1)
 
     @property
     def request_id(self) -> str:

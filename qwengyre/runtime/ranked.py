@@ -118,7 +118,6 @@ class RankedTrainer:
             raise renewed(refusal.kind, refusal.message)
         return answers
 
-
     def _answers(self) -> list[Any]:
         with _exit_without_them():
             return [connection.recv() for connection in self._others]

@@ -107,7 +107,9 @@ def test_a_shorter_last_block_is_found_by_longer_and_shorter_prompts():
     content.finish(0)
     assert content.cache.match(np.arange(9, dtype=np.int32))[1] == 6
     assert content.cache.match(np.arange(6, dtype=np.int32))[1] == 6
-    assert content.cache.match(np.arange(5, dtype=np.int32))[1] == 4
+    assert content.cache.match(np.arange(5, dtype=np.int32))[1] == 5
+    assert content.cache.match(np.array([0, 1, 2, 3, 4, 9, 9], np.int32))[1] == 5
+    assert content.cache.match(np.array([9, 1, 2], np.int32))[1] == 0
 
 
 def test_two_calls_that_computed_the_same_share_it_afterwards():
