@@ -138,7 +138,7 @@ def test_a_run_over_three_nodes_goes_on_when_one_is_killed(cluster: Cluster, tmp
 def test_a_cell_of_two_ranks_on_two_nodes_trains_and_outlives_the_loss_of_one(cluster: Cluster, tmp_path: Path):
     first, *_ = cluster.worker_nodes
     cluster.remove_node(first)  # the two that are left are the cell's
-    kit = RunKit(tmp_path, steps=4)
+    kit = RunKit(tmp_path, steps=8)
     over_nodes = ("--set", "scheduler.num_cells=1", "--set", "trainer.ranks=2", "--set", "ray.ranks_per_node=1")
     process = kit.start("--set", "runtime.launcher=ray", "--set", f"ray.address={cluster.address}", *over_nodes)
     kit.wait_until(lambda: kit.has_begun() and bool(metrics(kit.run_folder(), StepFinished)), process)
@@ -151,7 +151,7 @@ def test_a_cell_of_two_ranks_on_two_nodes_trains_and_outlives_the_loss_of_one(cl
     after = executions_done(folder)
     assert {execution: after[execution] for execution in before} == before
     assert summary(folder).max_logprob_gap <= 1e-4
-    assert [step.step for step in metrics(folder, StepFinished)][-1] == 4
+    assert [step.step for step in metrics(folder, StepFinished)][-1] == 8
 
 
 def test_a_run_makes_its_own_cluster_with_a_standalone_engine(tmp_path: Path):

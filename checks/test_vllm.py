@@ -31,8 +31,8 @@ from qwengyre.transfer.carriers import CarrierPlace
 from qwengyre.transfer.config import TransferConfig
 from qwengyre.transfer.shm import ShmCarrier, cleanup
 from tests.contract import test_engines as contract
-from tests.contract.test_engines import *  # noqa: F403  the contract
 from tests.contract.launchers import wait_gone
+from tests.contract.test_engines import *  # noqa: F403  the contract
 
 LONG = 4096
 CONFIG = EngineConfig(

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from qwengyre.core.records import MicroStep
 from qwengyre.journal import read
-from qwengyre.runtime.records import ControllerRecord, Decided
+from qwengyre.runtime.records import ControllerRecord
 from qwengyre.scheduler.events import CellLost, CellReturned
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.records import EvaluationFinished, RunBegan, StepFinished
@@ -55,9 +55,7 @@ def test_a_cell_that_loses_a_rank_is_lost_and_comes_back(tmp_path: Path):
     [rank] = children(cell, ("qwengyre.runtime.rank_process",))
     kill(rank)
     assert process.wait() == 0, kit.output()
-    events = [
-        record.event for _, record in read(kit.run_folder().controller_journal, ControllerRecord) if isinstance(record, Decided)
-    ]
+    events = [record for _, record in read(kit.run_folder().controller_journal, ControllerRecord)]
     [lost] = [event for event in events if isinstance(event, CellLost)]
     assert lost.cell in [event.cell for event in events if isinstance(event, CellReturned)]
     assert [step.step for step in metrics(kit.run_folder(), StepFinished)] == [1, 2, 3, 4]
