@@ -58,7 +58,7 @@ def test_a_cell_that_loses_a_rank_is_lost_and_comes_back(tmp_path: Path):
     events = [record for _, record in read(kit.run_folder().controller_journal, ControllerRecord)]
     [lost] = [event for event in events if isinstance(event, CellLost)]
     assert lost.cell in [event.cell for event in events if isinstance(event, CellReturned)]
-    assert [step.step for step in metrics(kit.run_folder(), StepFinished)] == [1, 2, 3, 4]
+    assert {step.step for step in metrics(kit.run_folder(), StepFinished)} == {1, 2, 3, 4}, "the core goes on from its checkpoint"
 
 
 def test_a_step_whose_loss_is_not_finite_is_not_applied_and_its_data_is_kept(tmp_path: Path):
