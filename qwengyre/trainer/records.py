@@ -14,9 +14,6 @@ class MicroStepStats(msgspec.Struct, frozen=True):
     """One micro-step: forward and backward. Sums over its executions; add the fields of a step's micro-steps."""
 
     micro_step: str
-    executions: int
-    executions_skipped: int
-    """Advantage 0 (and no KL): they count in E and add nothing, so no forward was run for them."""
     trajectories: int
     """Trajectories that were trained."""
     trajectories_clipped: int
