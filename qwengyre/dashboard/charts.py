@@ -156,7 +156,7 @@ def health(run: RunSeries) -> list[str]:
     def number(value: float) -> str:
         return f"{value:.3g}"
 
-    charts = [
+    return [
         small("Staleness, steps", by_step("staleness_mean"), number, "steps"),
         small("Token staleness, steps", by_step("token_staleness_mean"), number, "steps"),
         small("Clip fraction", by_step("clip_fraction"), number, "steps"),
@@ -169,10 +169,6 @@ def health(run: RunSeries) -> list[str]:
         small("Tokens generated / s", [(rate.at, rate.tokens_generated_per_s) for rate in run.rates], quantity, "time"),
         small("Memory, GB", [(rate.at, rate.memory_gb) for rate in run.rates], number, "time"),
     ]
-    if run.audit is not None and run.audit.gap_by_version:
-        gaps = sorted((int(version), gap * 1e6) for version, gap in run.audit.gap_by_version.items())
-        charts.insert(4, small("Log-prob gap to engine, 1e-6", gaps, number, "version"))
-    return charts
 
 
 def comparison(runs: Sequence[RunSeries], *, by_time: bool) -> str:

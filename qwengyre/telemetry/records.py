@@ -131,7 +131,6 @@ class AuditFinished(Metric, frozen=True, tag=True):
 
     max_logprob_gap: float
     num_tokens: int
-    gap_by_version: dict[str, float] = {}
 
 
 class RunEnded(Metric, frozen=True, tag=True):
