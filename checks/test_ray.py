@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from ray.util.placement_group import get_placement_group, remove_placement_group
 
 from qwengyre.core.errors import ConfigError
 from qwengyre.doctor.cluster import examine_cluster
 from qwengyre.runtime.launchers.config import RayConfig, Room
 from qwengyre.runtime.launchers.on_ray import RayLauncher
-from qwengyre.runtime.processes import NoRoom
+from qwengyre.runtime.processes import NoRoom, ProcessFailed
 from qwengyre.telemetry.records import RolesChanged, RunBegan, StepFinished
 from tests.contract.launchers import DEADLINE_S, LauncherContract, spec_in, wait_gone
 from tests.integration.run_kit import RunKit, executions_done, metrics, summary
@@ -97,6 +98,24 @@ def test_a_room_that_no_node_has_is_named(cluster: Cluster, tmp_path: Path):
         launcher = await RayLauncher(config, tmp_path, 1.0).open()
         with pytest.raises(NoRoom, match=r"1 CPU, 2 trainer.*Nodes in all: .* 1 CPU"):
             await launcher.launch("cell-0", spec_in(tmp_path))
+        await launcher.close()
+
+    asyncio.run(main())
+
+
+def test_a_place_that_goes_with_its_cluster_is_a_process_that_failed(cluster: Cluster, tmp_path: Path):
+    """Ray then raises a bare Exception from the wait for the placement group."""
+    spec = spec_in(tmp_path)
+
+    def lose_place() -> None:
+        remove_placement_group(get_placement_group(f"{spec.segment_prefix}-cell-0-{spec.epoch}"))
+
+    async def main() -> None:
+        config = RayConfig(address=cluster.address, cell=Room(resources={"trainer": 2}))
+        launcher = await RayLauncher(config, tmp_path, DEADLINE_S).open()
+        asyncio.get_running_loop().call_later(1.0, lose_place)
+        with pytest.raises(ProcessFailed, match=r"cell-0: Ray does not place it: .* does not exist"):
+            await launcher.launch("cell-0", spec)
         await launcher.close()
 
     asyncio.run(main())

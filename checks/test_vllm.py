@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
@@ -104,6 +105,16 @@ class VLLMBench:
             self.pool.carrier.release(exposure)
 
 
+def in_pool(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test in the event loop of the pool that it asks for."""
+
+    @functools.wraps(test)
+    def run(pool: Pool, **fixtures: object) -> None:
+        pool.runner.run(test(pool, **fixtures))
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
@@ -133,167 +144,144 @@ def bench(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Callable[[], VLLMBench
     return lambda: VLLMBench(pool)
 
 
-def test_tokens_and_logprobs_are_those_of_the_embedded_engine_over_publishes(pool: Pool):
+@in_pool
+async def test_tokens_and_logprobs_are_those_of_the_embedded_engine_over_publishes(pool: Pool):
     """Same draws, so the same tokens; log-probs within the bound of the whole system."""
-
-    async def body() -> None:
-        engine = await pool.take(0)
-        config = EngineConfig(max_context_tokens=contract.MAX_CONTEXT, kv_blocks=64)
-        embedded = EmbeddedEngine(pool.model_dir, pool.carrier, config)
-        for version in range(3):
-            snapshot = pool.snapshot(version)
-            for each in (engine, embedded):
-                await each.update_weights(snapshot, version)
-            pool.carrier.release(snapshot)
-            for temperature in (1.0, 0.7, 0.0):
-                asked = contract.request(f"{version}-{temperature}", max_tokens=60)
-                asked = GenerateRequest(asked.request_id, asked.token_ids, Sampling(temperature, 60, (), version))
-                ours, theirs = await contract.collect(engine.generate(asked)), await contract.collect(embedded.generate(asked))
-                assert contract.tokens_of(ours) == contract.tokens_of(theirs)
-                assert {chunk.version for chunk in ours} == {version}
-                gaps = np.subtract(logprobs_of(ours), logprobs_of(theirs))
-                assert np.abs(gaps).max() <= 1e-5
-        await embedded.close()
-
-    pool.runner.run(body())
+    engine = await pool.take(0)
+    config = EngineConfig(max_context_tokens=contract.MAX_CONTEXT, kv_blocks=64)
+    embedded = EmbeddedEngine(pool.model_dir, pool.carrier, config)
+    for version in range(3):
+        snapshot = pool.snapshot(version)
+        for each in (engine, embedded):
+            await each.update_weights(snapshot, version)
+        pool.carrier.release(snapshot)
+        for temperature in (1.0, 0.7, 0.0):
+            asked = contract.request(f"{version}-{temperature}", max_tokens=60)
+            asked = GenerateRequest(asked.request_id, asked.token_ids, Sampling(temperature, 60, (), version))
+            ours, theirs = await contract.collect(engine.generate(asked)), await contract.collect(embedded.generate(asked))
+            assert contract.tokens_of(ours) == contract.tokens_of(theirs)
+            assert {chunk.version for chunk in ours} == {version}
+            gaps = np.subtract(logprobs_of(ours), logprobs_of(theirs))
+            assert np.abs(gaps).max() <= 1e-5
+    await embedded.close()
 
 
-def test_a_call_of_3000_tokens_moves_and_nothing_known_is_computed_again(pool: Pool):
+@in_pool
+async def test_a_call_of_3000_tokens_moves_and_nothing_known_is_computed_again(pool: Pool):
     config = EngineConfig(engine="vllm", max_context_tokens=LONG, block_size=32, kv_blocks=300, max_running=2)
-
-    async def body() -> None:
-        source, destination = pool.start(config), pool.start(config)
-        prompt = np.random.default_rng(5).integers(0, 96, 3000).astype(np.int32).tobytes()
-        whole = GenerateRequest("long", prompt, Sampling(0.0, 200, (), 1))
-        async with aclosing(source.generate(whole)) as stream:
-            done = contract.tokens_of([await anext(stream)])
-            await source.abort(["long"])
-            done += contract.tokens_of([chunk async for chunk in stream])
-        known = prompt + np.array(done, np.int32).tobytes()
-        handle = await source.export_kv(known)
-        assert handle is not None and handle.num_tokens == 3000 + len(done) - 1
-        before = destination.stats()
-        rest = await contract.collect(destination.generate(contract.continued("rest", whole, done, handle)))
-        after = destination.stats()
-        assert rest[0].cached_tokens == handle.num_tokens
-        assert after.tokens_prefilled - before.tokens_prefilled == 1
-        assert after.tokens_imported - before.tokens_imported == handle.num_tokens
-        assert done + contract.tokens_of(rest) == contract.tokens_of(await contract.collect(source.generate(whole)))
-        await source.release(handle.handle_id)
-        for each in (source, destination):
-            await each.close()
-
-    pool.runner.run(body())
+    source, destination = pool.start(config), pool.start(config)
+    prompt = np.random.default_rng(5).integers(0, 96, 3000).astype(np.int32).tobytes()
+    whole = GenerateRequest("long", prompt, Sampling(0.0, 200, (), 1))
+    async with aclosing(source.generate(whole)) as stream:
+        done = contract.tokens_of([await anext(stream)])
+        await source.abort(["long"])
+        done += contract.tokens_of([chunk async for chunk in stream])
+    known = prompt + np.array(done, np.int32).tobytes()
+    handle = await source.export_kv(known)
+    assert handle is not None and handle.num_tokens == 3000 + len(done) - 1
+    before = destination.stats()
+    rest = await contract.collect(destination.generate(contract.continued("rest", whole, done, handle)))
+    after = destination.stats()
+    assert rest[0].cached_tokens == handle.num_tokens
+    assert after.tokens_prefilled - before.tokens_prefilled == 1
+    assert after.tokens_imported - before.tokens_imported == handle.num_tokens
+    assert done + contract.tokens_of(rest) == contract.tokens_of(await contract.collect(source.generate(whole)))
+    await source.release(handle.handle_id)
+    for each in (source, destination):
+        await each.close()
 
 
-def test_a_head_that_keeps_old_weights_is_caught_and_serves_no_more(pool: Pool, monkeypatch: pytest.MonkeyPatch):
+@in_pool
+async def test_a_head_that_keeps_old_weights_is_caught_and_serves_no_more(pool: Pool, monkeypatch: pytest.MonkeyPatch):
     """vLLM's own reload leaves a tied head as it was on a CPU; `refresh_heads` renews it. Without it the probe must say so."""
     monkeypatch.setattr(worker, "refresh_heads", lambda model: None)
-
-    async def body() -> None:
-        engine = pool.start()
-        snapshot = pool.snapshot(1)
-        with pytest.raises(EngineError, match="does not compute with the weights of version 1"):
-            await engine.update_weights(snapshot, 1)
-        with pytest.raises(EngineUnavailable):
-            await contract.collect(engine.generate(contract.request("a")))
-        pool.carrier.release(snapshot)
-        await engine.close()
-
-    pool.runner.run(body())
-
-
-def test_a_call_that_waits_for_its_first_token_during_a_publish_imports_nothing_old(pool: Pool):
-    async def body() -> None:
-        source, engine = await pool.take(0), await pool.take(1)
-        whole = contract.request("a", prompt=100, max_tokens=40)
-        await contract.collect(source.generate(whole))
-        handle = await source.export_kv(whole.token_ids)
-        assert handle is not None and await engine.import_kv(handle) == 100
-        await engine.pause("keep")
-        waiting = asyncio.create_task(contract.collect(engine.generate(whole)))
-        await asyncio.sleep(0)
-        snapshot = pool.snapshot(1)
+    engine = pool.start()
+    snapshot = pool.snapshot(1)
+    with pytest.raises(EngineError, match="does not compute with the weights of version 1"):
         await engine.update_weights(snapshot, 1)
-        await engine.resume()
-        chunks = await waiting
-        await source.update_weights(snapshot, 1)
-        assert (chunks[0].cached_tokens, {chunk.version for chunk in chunks}) == (0, {1})
-        assert contract.tokens_of(chunks) == contract.tokens_of(await contract.collect(source.generate(whole)))
-        await source.release(handle.handle_id)
-        pool.carrier.release(snapshot)
-
-    pool.runner.run(body())
+    with pytest.raises(EngineUnavailable):
+        await contract.collect(engine.generate(contract.request("a")))
+    pool.carrier.release(snapshot)
+    await engine.close()
 
 
-def test_calls_that_do_not_fit_together_wait_for_blocks_and_lose_nothing(pool: Pool):
+@in_pool
+async def test_a_call_that_waits_for_its_first_token_during_a_publish_imports_nothing_old(pool: Pool):
+    source, engine = await pool.take(0), await pool.take(1)
+    whole = contract.request("a", prompt=100, max_tokens=40)
+    await contract.collect(source.generate(whole))
+    handle = await source.export_kv(whole.token_ids)
+    assert handle is not None and await engine.import_kv(handle) == 100
+    await engine.pause("keep")
+    waiting = asyncio.create_task(contract.collect(engine.generate(whole)))
+    await asyncio.sleep(0)
+    snapshot = pool.snapshot(1)
+    await engine.update_weights(snapshot, 1)
+    await engine.resume()
+    chunks = await waiting
+    await source.update_weights(snapshot, 1)
+    assert (chunks[0].cached_tokens, {chunk.version for chunk in chunks}) == (0, {1})
+    assert contract.tokens_of(chunks) == contract.tokens_of(await contract.collect(source.generate(whole)))
+    await source.release(handle.handle_id)
+    pool.carrier.release(snapshot)
+
+
+@in_pool
+async def test_calls_that_do_not_fit_together_wait_for_blocks_and_lose_nothing(pool: Pool):
     """Four calls of 250 tokens need 32 blocks; 12 are there, so vLLM preempts and computes again."""
-
-    async def body() -> None:
-        config = EngineConfig(
-            engine="vllm", max_context_tokens=256, block_size=32, kv_blocks=13, max_running=4, stream_interval=3
-        )
-        engine, calm = pool.start(config), await pool.take(0)
-        calls = [contract.request(f"c{index}", prompt=60 + index, max_tokens=180, seed=index) for index in range(4)]
-        together = await asyncio.gather(*(contract.collect(engine.generate(call)) for call in calls))
-        for call, chunks in zip(calls, together, strict=True):
-            assert contract.tokens_of(chunks) == contract.tokens_of(await contract.collect(calm.generate(call)))
-        await engine.close()
-
-    pool.runner.run(body())
+    config = EngineConfig(engine="vllm", max_context_tokens=256, block_size=32, kv_blocks=13, max_running=4, stream_interval=3)
+    engine, calm = pool.start(config), await pool.take(0)
+    calls = [contract.request(f"c{index}", prompt=60 + index, max_tokens=180, seed=index) for index in range(4)]
+    together = await asyncio.gather(*(contract.collect(engine.generate(call)) for call in calls))
+    for call, chunks in zip(calls, together, strict=True):
+        assert contract.tokens_of(chunks) == contract.tokens_of(await contract.collect(calm.generate(call)))
+    await engine.close()
 
 
-def test_calls_of_an_engine_whose_process_is_killed_end_at_once_with_an_error(pool: Pool):
-    async def body() -> None:
-        engine = pool.start()
-        async with aclosing(engine.generate(contract.request("a", max_tokens=200))) as stream:
-            await anext(stream)
-            os.kill(engine.core_pid, signal.SIGKILL)
-            with pytest.raises(EngineUnavailable, match="gone"):
-                await contract.collect(stream)
-        assert "gone" in engine.stats().failure
+@in_pool
+async def test_calls_of_an_engine_whose_process_is_killed_end_at_once_with_an_error(pool: Pool):
+    engine = pool.start()
+    async with aclosing(engine.generate(contract.request("a", max_tokens=200))) as stream:
+        await anext(stream)
+        os.kill(engine.core_pid, signal.SIGKILL)
         with pytest.raises(EngineUnavailable, match="gone"):
-            await engine.export_kv(contract.request("a").token_ids)
-        assert "gone" in engine.stats().failure, "the cell is lost by it, and replaced"
-        await engine.close()
+            await contract.collect(stream)
+    assert "gone" in engine.stats().failure
+    with pytest.raises(EngineUnavailable, match="gone"):
+        await engine.export_kv(contract.request("a").token_ids)
+    assert "gone" in engine.stats().failure, "the cell is lost by it, and replaced"
+    await engine.close()
 
-    pool.runner.run(body())
 
-
-def test_an_engine_whose_process_stands_still_is_given_up_after_the_deadline(pool: Pool):
+@in_pool
+async def test_an_engine_whose_process_stands_still_is_given_up_after_the_deadline(pool: Pool):
     config = msgspec.structs.replace(CONFIG, command_deadline_s=3.0)
-
-    async def body() -> None:
-        engine = pool.start()
-        await contract.collect(engine.generate(contract.request("a", max_tokens=3)))
-        engine._process.config = config
-        stopped = engine.core_pid
-        os.kill(stopped, signal.SIGSTOP)
-        with pytest.raises(EngineUnavailable, match="did not answer"):
-            await engine.pause("keep")
-        with pytest.raises(EngineUnavailable, match="did not answer"):
-            await contract.collect(engine.generate(contract.request("b")))
-        os.kill(stopped, signal.SIGKILL)
-        await engine.close()
-
-    pool.runner.run(body())
+    engine = pool.start()
+    await contract.collect(engine.generate(contract.request("a", max_tokens=3)))
+    engine._process.config = config
+    stopped = engine.core_pid
+    os.kill(stopped, signal.SIGSTOP)
+    with pytest.raises(EngineUnavailable, match="did not answer"):
+        await engine.pause("keep")
+    with pytest.raises(EngineUnavailable, match="did not answer"):
+        await contract.collect(engine.generate(contract.request("b")))
+    os.kill(stopped, signal.SIGKILL)
+    await engine.close()
 
 
-def test_a_snapshot_that_is_gone_changes_nothing(pool: Pool):
-    async def body() -> None:
-        engine = await pool.take(0)
-        expected = contract.tokens_of(await contract.collect(engine.generate(contract.request("x", max_tokens=60))))
-        snapshot = pool.snapshot(1)
-        pool.carrier.release(snapshot)
-        async with aclosing(engine.generate(contract.request("a", max_tokens=60))) as stream:
-            chunks = [await anext(stream)]
-            with pytest.raises(StaleRead):
-                await engine.update_weights(snapshot, 1)
-            chunks += [chunk async for chunk in stream]
-        assert contract.tokens_of(chunks) == expected
-        assert {chunk.version for chunk in chunks} == {0}
-
-    pool.runner.run(body())
+@in_pool
+async def test_a_snapshot_that_is_gone_changes_nothing(pool: Pool):
+    engine = await pool.take(0)
+    expected = contract.tokens_of(await contract.collect(engine.generate(contract.request("x", max_tokens=60))))
+    snapshot = pool.snapshot(1)
+    pool.carrier.release(snapshot)
+    async with aclosing(engine.generate(contract.request("a", max_tokens=60))) as stream:
+        chunks = [await anext(stream)]
+        with pytest.raises(StaleRead):
+            await engine.update_weights(snapshot, 1)
+        chunks += [chunk async for chunk in stream]
+    assert contract.tokens_of(chunks) == expected
+    assert {chunk.version for chunk in chunks} == {0}
 
 
 def test_the_engine_ends_with_the_process_that_started_it(pool: Pool, tmp_path: Path):

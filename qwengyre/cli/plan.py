@@ -36,7 +36,7 @@ def plan(
     into a run file.
     """
     from qwengyre.cli.output import write_text
-    from qwengyre.cli.simulation import print_plan, read_seeds, read_source
+    from qwengyre.cli.simulation import LEFT_OUT, print_plan, read_seeds, read_source
     from qwengyre.sim.picture import plan_page
     from qwengyre.sim.planner import plan as search
     from qwengyre.sim.results import workers
@@ -52,5 +52,7 @@ def plan(
 
         write_text(json, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
     if str(json) != "-":
+        if run:
+            typer.echo(LEFT_OUT)
         print_plan(name, found, source.workload)
         write_text(html, plan_page(name, found, source.workload))

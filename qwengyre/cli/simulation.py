@@ -20,6 +20,8 @@ from qwengyre.sim.settings import POLICY_NAMES
 from qwengyre.sim.workload import Workload, load_workload, plain
 from qwengyre.telemetry.folder import RunFolder
 
+LEFT_OUT = "Evaluations, for which the run took time too, are left out."
+
 
 def read_source(spec: str | None, run: Path | None, overrides: Sequence[str]) -> tuple[str, Source]:
     """The name of a workload and where its durations come from. Raises ConfigError."""

@@ -7,7 +7,6 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ def dump_toml(config: msgspec.Struct) -> str:
 
     Round trip: `loads(dump_toml(config), type(config)) == config`.
     """
-    return "\n".join(_table(msgspec.to_builtins(config, enc_hook=_encode), ())).strip() + "\n"
+    return "\n".join(_table(msgspec.to_builtins(config), ())).strip() + "\n"
 
 
 def explain(struct: type[msgspec.Struct], only: str = "") -> str:
@@ -35,7 +34,7 @@ def explain(struct: type[msgspec.Struct], only: str = "") -> str:
             table = key.path[:-1]
             lines.append(f"\n[{'.'.join(table)}]")
         lines.extend(textwrap.wrap(f"{key.doc} ({key.kind})".strip(), 110, initial_indent="# ", subsequent_indent="# "))
-        default = msgspec.to_builtins(key.default, enc_hook=_encode) if key.default is not NODEFAULT else NODEFAULT
+        default = msgspec.to_builtins(key.default) if key.default is not NODEFAULT else NODEFAULT
         if default is NODEFAULT:
             lines.append(f"# {key.path[-1]} =            must be given")
         else:
@@ -79,9 +78,3 @@ def _value(value: object) -> str:
 def _string(value: str) -> str:
     """A basic string; JSON escapes are TOML escapes, but for DEL and characters beyond the BMP, which stay as they are."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _encode(value: object) -> object:
-    if isinstance(value, Path):
-        return str(value)
-    raise NotImplementedError(f"no TOML for {type(value).__name__}")

@@ -52,7 +52,7 @@ def loads(text: str, struct: type[Loaded], overrides: list[str] | tuple[str, ...
         origin.overrides[key] = override
     _refuse_unknown(table, shapes.type_info(struct), (), struct, origin)
     try:
-        return msgspec.convert(table, struct, dec_hook=_decode)
+        return msgspec.convert(table, struct)
     except msgspec.ValidationError as error:
         raise _explained(error, table, struct, origin) from error
 
@@ -161,9 +161,3 @@ def _explained(error: msgspec.ValidationError, table: dict[str, Any], root: type
 
 def _shown(value: object) -> str:
     return "a table" if isinstance(value, dict) else f"{value!r} ({type(value).__name__})"
-
-
-def _decode(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    raise NotImplementedError(f"no reading of {kind}")

@@ -68,8 +68,6 @@ def in_words(shape: shapes.Type) -> str:
             return f"table ({', '.join(field.encode_name for field in shape.fields)})"
         case shapes.NoneType():
             return "nothing"
-        case shapes.CustomType(cls=cls):
-            return cls.__name__.lower()
     return type(shape).__name__.removesuffix("Type").lower() + _bounds(shape)
 
 

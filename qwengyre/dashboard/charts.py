@@ -156,21 +156,19 @@ def health(run: RunSeries) -> list[str]:
     def number(value: float) -> str:
         return f"{value:.3g}"
 
-    charts = [
+    return [
         small("Staleness, steps", by_step("staleness_mean"), number, "steps"),
         small("Token staleness, steps", by_step("token_staleness_mean"), number, "steps"),
         small("Clip fraction", by_step("clip_fraction"), number, "steps"),
         small("Largest log-ratio", by_step("log_ratio_max"), number, "steps"),
         small("Gradient norm", by_step("gradient_norm"), number, "steps"),
+        small("Update norm", by_step("update_norm"), number, "steps"),
         small("Entropy, nats", by_step("entropy"), number, "steps"),
+        small("Tokens of paths, by distinct token", by_step("deduplication"), number, "steps"),
         small("Seconds a step", by_step("seconds"), number, "steps"),
         small("Tokens generated / s", [(rate.at, rate.tokens_generated_per_s) for rate in run.rates], quantity, "time"),
         small("Memory, GB", [(rate.at, rate.memory_gb) for rate in run.rates], number, "time"),
     ]
-    if run.audit is not None and run.audit.gap_by_version:
-        gaps = sorted((int(version), gap * 1e6) for version, gap in run.audit.gap_by_version.items())
-        charts.insert(4, small("Log-prob gap to engine, 1e-6", gaps, number, "version"))
-    return charts
 
 
 def comparison(runs: Sequence[RunSeries], *, by_time: bool) -> str:

@@ -46,8 +46,6 @@ class RunSeries(msgspec.Struct, frozen=True, kw_only=True):
     rates: tuple[RatesSampled, ...]
     steps: tuple[StepFinished, ...]
     evaluations: tuple[EvaluationFinished, ...]
-    counts: dict[str, int]
-    audit: AuditFinished | None
     ended: RunEnded | None
     is_running: bool
     """Whether a controller is writing to the run just now."""
@@ -70,8 +68,7 @@ def series_of(records: Iterable[MetricRecord], summary: Summary, *, label: str, 
     kept: dict[type, list] = {kind: [] for kind in (RunBegan, RolesChanged, WaterlevelSampled, RatesSampled)}
     steps: dict[int, StepFinished] = {}
     evaluations: dict[int, EvaluationFinished] = {}
-    counts: dict[str, int] = {}
-    audit, ended, end_s = None, None, 0.0
+    ended, end_s = None, 0.0
     for record in records:
         end_s = max(end_s, record.at)
         match record:
@@ -79,10 +76,8 @@ def series_of(records: Iterable[MetricRecord], summary: Summary, *, label: str, 
                 steps[record.step] = record
             case EvaluationFinished():
                 evaluations[record.version] = record
-            case CountsSampled():
-                counts = record.counts
-            case AuditFinished():
-                audit = record
+            case CountsSampled() | AuditFinished():
+                pass  # the summary has them
             case RunEnded():
                 ended = record
             case _:
@@ -97,8 +92,6 @@ def series_of(records: Iterable[MetricRecord], summary: Summary, *, label: str, 
         rates=tuple(kept[RatesSampled]),
         steps=tuple(steps[step] for step in sorted(steps)),
         evaluations=tuple(evaluations[version] for version in sorted(evaluations)),
-        counts=counts,
-        audit=audit,
         ended=ended,
         is_running=is_running,
         summary=summary,

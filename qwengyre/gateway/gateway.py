@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from qwengyre.core.errors import ConfigError, ContextOverflow, ExecutionClosed, JournalError
+from qwengyre.core.errors import ConfigError, ContextOverflow, EngineError, ExecutionClosed, JournalError
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import Engine
 from qwengyre.gateway.answer_log import AnswerLog, Reader
@@ -395,8 +395,10 @@ class Gateway:
 async def _abort(engine: Engine, request_id: str) -> None:
     try:
         await engine.abort([request_id])
-    except Exception as error:  # the outermost frame of its task: an abort that is lost must not end the gateway
+    except EngineError as error:
         log.info("abort_not_delivered", extra={"request": request_id, "reason": str(error)})
+    except Exception:  # the outermost frame of its task: an abort that is lost must not end the gateway
+        log.exception("abort_broke", extra={"request": request_id})
 
 
 def open_journal(path: str | Path, config: GatewayConfig) -> Journal:

@@ -25,7 +25,7 @@ from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.meters import MemoryMeter, WorkMeter
 from qwengyre.telemetry.metrics import Metrics, read_metrics
 from qwengyre.telemetry.summary import Summary, read_summary, write_summary
-from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
+from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats, total_of
 
 if TYPE_CHECKING:
     from qwengyre.config.run import RunConfig
@@ -164,8 +164,8 @@ class Observer:
     ) -> None:
         step, now = applied.step, self._now()
         staleness = [group.staleness for group in taken]
-        trajectories = sum(s.trajectories for s in computed)
-        tokens = max(1, sum(s.tokens_trained for s in computed))
+        whole = total_of(f"step {step}", computed)
+        tokens = max(1, whole.tokens_trained)
         rewards = [one.outcome.score for one in done if one.outcome.validity is not Validity.DROPPED]
         self._work.add(0, applied.seconds)
         finished = metric.StepFinished(
@@ -177,19 +177,25 @@ class Observer:
             num_executions=applied.num_executions,
             members=self._members.pop(step, (0,)),
             joins_mid_step=self._tally.joins[step],
-            tokens_trained=sum(s.tokens_trained for s in computed),
-            tokens_distinct=sum(s.tokens_distinct for s in computed),
-            loss=sum(s.loss for s in computed) / max(1, applied.num_executions),
-            entropy=sum(s.entropy for s in computed) / tokens,
+            tokens_trained=whole.tokens_trained,
+            tokens_distinct=whole.tokens_distinct,
+            loss=whole.loss / max(1, applied.num_executions),
+            entropy=whole.entropy / tokens,
             gradient_norm=applied.gradient_norm,
-            clip_fraction=sum(s.trajectories_clipped for s in computed) / max(1, trajectories),
-            log_ratio_mean=sum(s.log_ratio for s in computed) / tokens,
-            log_ratio_max=max((s.log_ratio_max for s in computed), default=0.0),
+            clip_fraction=whole.trajectories_clipped / max(1, whole.trajectories),
+            log_ratio_mean=whole.log_ratio / tokens,
+            log_ratio_max=whole.log_ratio_max,
             staleness_mean=mean(staleness),
             staleness_max=max(staleness, default=0),
             token_staleness_mean=token_staleness(micro_steps, step),
             seconds=now - self._step_began.pop(step, now),
-            num_trajectories=trajectories,
+            num_trajectories=whole.trajectories,
+            token_clip_fraction=whole.tokens_clipped / tokens,
+            token_cap_fraction=whole.tokens_capped / tokens,
+            deduplication=whole.tokens_flat / whole.tokens_distinct if whole.tokens_distinct else None,
+            clip_scale=applied.clip_scale,
+            learning_rate=applied.learning_rate,
+            update_norm=applied.update_norm,
         )
         self._steps.add(finished)
         self.metrics.record(finished)
@@ -212,10 +218,11 @@ class Observer:
     def see_audit(self, report: AuditReport) -> None:
         gap, tokens = report.max_logprob_gap, report.num_tokens
         self.say(
-            f"engines and trainer differ by at most {gap:.1e} in a log-prob, of {tokens} tokens; most in {report.worst_execution}"
+            f"engines and trainer differ by at most {gap:.1e} in a log-prob, by {report.mean_logprob_gap:.1e} in the mean of"
+            f" {tokens} tokens; most in {report.worst_execution}"
         )
-        self.summary.max_logprob_gap = report.max_logprob_gap
-        self.metrics.record(metric.AuditFinished(self._now(), report.max_logprob_gap, report.num_tokens))
+        self.summary.max_logprob_gap = gap
+        self.metrics.record(metric.AuditFinished(self._now(), gap, tokens))
         self.write_summary()
 
     def ended(self, reason: str) -> None:

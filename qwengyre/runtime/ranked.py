@@ -26,7 +26,7 @@ from qwengyre.runtime.processes import announce
 from qwengyre.runtime.rank import Rank, RankSpec, Refusal
 from qwengyre.runtime.stations import Home
 from qwengyre.trainer.config import TrainerConfig
-from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats, sum_of_ranks
+from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats, total_of
 from qwengyre.transfer.api import Exposure
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class RankedTrainer:
 
     def compute(self, micro_step: MicroStep) -> MicroStepStats:
         """Its executions dealt out to the ranks. Raises what any rank raises, with nothing added to any sum."""
-        return sum_of_ranks(self._on_all("compute", micro_step))
+        return total_of(micro_step.micro_step, self._on_all("compute", micro_step))
 
     def flat_gradient(self) -> Tensor:
         """Of this rank; the members reduce those of all."""

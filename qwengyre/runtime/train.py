@@ -304,9 +304,9 @@ def commands_of_the_stop(decided: Sequence[Sequence[cmd.Command]], scheduler: Sc
         match command:
             case cmd.Route() | cmd.Hold():
                 routes[command.execution] = command
-            case cmd.PrepareGroup():
-                pass  # among those awaited
-            case _ if "ticket" not in command.__struct_fields__:
+            case cmd.PrepareGroup() | cmd.Ticketed():
+                pass  # void, or among those awaited
+            case _:
                 others.append(command)
     if scheduler.state.is_finished:
         others.append(cmd.FinishRun(scheduler.state.steps_done))

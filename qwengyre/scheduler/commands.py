@@ -44,6 +44,12 @@ class Command(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True,
     """Base of what a driver is asked to do."""
 
 
+class Ticketed(Command, frozen=True, gc=False):
+    """A command that an event with its ticket answers."""
+
+    ticket: int
+
+
 class Dispatch(Command, frozen=True, tag=True):
     group: GroupId
     kind: Literal["train", "evaluation"]
@@ -76,19 +82,16 @@ class Move(msgspec.Struct, frozen=True, gc=False):
     """Where it goes; its slot there is already reserved."""
 
 
-class Drain(Command, frozen=True, tag=True):
-    ticket: int
+class Drain(Ticketed, frozen=True, tag=True):
     cell: CellId
     moves: tuple[Move, ...]
 
 
-class SwitchToTraining(Command, frozen=True, tag=True):
-    ticket: int
+class SwitchToTraining(Ticketed, frozen=True, tag=True):
     cell: CellId
 
 
-class ReturnToRollout(Command, frozen=True, tag=True):
-    ticket: int
+class ReturnToRollout(Ticketed, frozen=True, tag=True):
     cell: CellId
     version: int
     """The version whose weights the engine must serve."""
@@ -98,14 +101,12 @@ class PrepareGroup(Command, frozen=True, tag=True):
     group: GroupId
 
 
-class OpenStep(Command, frozen=True, tag=True):
-    ticket: int
+class OpenStep(Ticketed, frozen=True, tag=True):
     step: int
     """Steps done before it: the first step is 0."""
 
 
-class JoinStep(Command, frozen=True, tag=True):
-    ticket: int
+class JoinStep(Ticketed, frozen=True, tag=True):
     cell: CellId
     step: int
 
@@ -117,15 +118,13 @@ class TakeGroup(Command, frozen=True, tag=True):
     """Steps done now minus the version at the group's dispatch."""
 
 
-class Compute(Command, frozen=True, tag=True, gc=False):
-    ticket: int
+class Compute(Ticketed, frozen=True, tag=True, gc=False):
     cell: CellId
     step: int
     micro_step: MicroStepId
 
 
-class CloseStep(Command, frozen=True, tag=True):
-    ticket: int
+class CloseStep(Ticketed, frozen=True, tag=True):
     step: int
     epoch: int
     """Membership epoch: which communicator groups to reduce over."""
@@ -133,15 +132,13 @@ class CloseStep(Command, frozen=True, tag=True):
     """A prefix of the order of the epoch, the core first. Members without a gradient add zeros."""
 
 
-class RunOptimizer(Command, frozen=True, tag=True):
-    ticket: int
+class RunOptimizer(Ticketed, frozen=True, tag=True):
     step: int
     num_executions: int
     """E: valid executions of the step's groups, the divisor of its loss."""
 
 
-class Publish(Command, frozen=True, tag=True):
-    ticket: int
+class Publish(Ticketed, frozen=True, tag=True):
     version: int
 
 

@@ -16,6 +16,12 @@ class Event(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, g
     """Seconds on the driver's clock; the scheduler has no other notion of now."""
 
 
+class Ticketed(Event, frozen=True, gc=False):
+    """An answer to the command with its ticket."""
+
+    ticket: int
+
+
 class RunStarted(Event, frozen=True, tag=True):
     """All cells are up in the rollout role and serve version 0. The first event, once."""
 
@@ -45,57 +51,46 @@ class GroupReady(Event, frozen=True, tag=True):
     """Executions of the group that count in E, the divisor of the step's loss."""
 
 
-class CellDrained(Event, frozen=True, tag=True):
+class CellDrained(Ticketed, frozen=True, tag=True):
     """Answers `Drain`: every move is routed, no call is left at the cell, its pinned KV was confirmed or given up."""
 
-    ticket: int
     cell: CellId
 
 
-class CellInTraining(Event, frozen=True, tag=True):
+class CellInTraining(Ticketed, frozen=True, tag=True):
     """Answers `SwitchToTraining`."""
 
-    ticket: int
     cell: CellId
 
 
-class CellInRollout(Event, frozen=True, tag=True):
+class CellInRollout(Ticketed, frozen=True, tag=True):
     """Answers `ReturnToRollout`: the engine serves again, with the weights of the published version."""
 
-    ticket: int
     cell: CellId
 
 
-class StepOpened(Event, frozen=True, tag=True):
+class StepOpened(Ticketed, frozen=True, tag=True):
     """Answers `OpenStep`: the core's snapshot is exposed and its accumulator is zero."""
 
-    ticket: int
 
-
-class StepJoined(Event, frozen=True, tag=True):
+class StepJoined(Ticketed, frozen=True, tag=True):
     """Answers `JoinStep`: the satellite holds the step's snapshot and its accumulator is zero."""
 
-    ticket: int
     cell: CellId
 
 
-class MicroStepDone(Event, frozen=True, tag=True, gc=False):
+class MicroStepDone(Ticketed, frozen=True, tag=True, gc=False):
     """Answers `Compute`: the gradient is in the cell's own accumulator, not yet in the core's."""
 
-    ticket: int
     cell: CellId
 
 
-class StepReduced(Event, frozen=True, tag=True):
+class StepReduced(Ticketed, frozen=True, tag=True):
     """Answers `CloseStep`: the sum over all members lies in the core's scratch, and all members have confirmed."""
 
-    ticket: int
 
-
-class StepDone(Event, frozen=True, tag=True):
+class StepDone(Ticketed, frozen=True, tag=True):
     """Answers `RunOptimizer`: the core holds the weights of the next step."""
-
-    ticket: int
 
 
 class CheckpointSaved(Event, frozen=True, tag=True):
@@ -104,10 +99,8 @@ class CheckpointSaved(Event, frozen=True, tag=True):
     step: int
 
 
-class Published(Event, frozen=True, tag=True):
+class Published(Ticketed, frozen=True, tag=True):
     """Answers `Publish`: the version is durable, and every cell and standalone engine that serves has it."""
-
-    ticket: int
 
 
 class CellLost(Event, frozen=True, tag=True):

@@ -31,6 +31,7 @@ from qwengyre.scheduler.commands import (
     RunOptimizer,
     SwitchToTraining,
     TakeGroup,
+    Ticketed,
 )
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.placement import STANDALONE_RANK
@@ -389,7 +390,7 @@ class Scheduler:
         self._next_ticket += 1
         return ticket
 
-    def _start(self, command: Command, out: Out) -> None:
+    def _start(self, command: Ticketed, out: Out) -> None:
         self.state.awaited[command.ticket] = command
         out.append(command)
 

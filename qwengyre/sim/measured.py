@@ -66,7 +66,7 @@ class _Journal:
         self.computed: dict[str, float] = {}
         self.waits: dict[type, list[float]] = {kind: [] for kind in ANSWERED}
         self.num_moves = 0
-        self._pending: dict[int, tuple[cmd.Command, float]] = {}
+        self._pending: dict[int, tuple[cmd.Ticketed, float]] = {}
 
     def read(self, path: Path) -> None:
         at = 0.0
@@ -89,7 +89,7 @@ class _Journal:
                 self.started[execution, attempt] = at
             case cmd.Drain():
                 self.num_moves += len(command.moves)
-        if hasattr(command, "ticket"):
+        if isinstance(command, cmd.Ticketed):
             self._pending[command.ticket] = command, at
 
     def _happened(self, event: ev.Event) -> None:
@@ -100,10 +100,12 @@ class _Journal:
                     self.groups.setdefault(int(execution.partition("-")[0][1:]), []).append(execution)
             case ev.GroupReady():
                 self.micro_steps[event.group] = event.micro_steps
-        command, asked = self._pending.pop(getattr(event, "ticket", -1), (None, 0.0))
+        if not isinstance(event, ev.Ticketed) or event.ticket not in self._pending:
+            return
+        command, asked = self._pending.pop(event.ticket)
         if isinstance(command, cmd.Compute):
             self.computed[command.micro_step] = event.at - asked
-        elif command is not None and type(command) in self.waits:
+        elif type(command) in self.waits:
             self.waits[type(command)].append(event.at - asked)
 
     def mean_wait(self, *kinds: type) -> float:

@@ -131,11 +131,6 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def num_groups(self) -> int:
         return self.steps * self.groups_per_step
 
-    @property
-    def mean_h(self) -> float:
-        """Mean unloaded duration: median * exp((sigma_query^2 + sigma_execution^2) / 2), of a log-normal."""
-        return self.median_h * math.exp((self.sigma_query**2 + self.sigma_execution**2) / 2)
-
     def slots(self, nodes: int) -> int:
         """Executions that a server of `nodes` nodes serves at once: round(nodes * slots_per_node)."""
         return round(nodes * self.slots_per_node)

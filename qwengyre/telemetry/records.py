@@ -94,6 +94,17 @@ class StepFinished(Metric, frozen=True, tag=True):
     seconds: float
     num_trajectories: int = 0
     """That the objective saw: what `clip_fraction` is a share of."""
+    token_clip_fraction: Number = None
+    """Share of the trained tokens that the objective clipped, whole trajectories or single tokens."""
+    token_cap_fraction: Number = None
+    """Share of the trained tokens whose importance weight met the cap."""
+    deduplication: Number = None
+    """Tokens of the trained paths over `tokens_distinct`: how often the tree saves computing a token again."""
+    clip_scale: Number = None
+    """What clipping to `trainer.max_gradient_norm` multiplied the gradient by; 1.0 when it was inside."""
+    learning_rate: Number = None
+    update_norm: Number = None
+    """L2 of what the step changed in the weights; 0 when nothing was applied."""
 
 
 class EvaluationFinished(Metric, frozen=True, tag=True):
@@ -120,7 +131,6 @@ class AuditFinished(Metric, frozen=True, tag=True):
 
     max_logprob_gap: float
     num_tokens: int
-    gap_by_version: dict[str, float] = {}
 
 
 class RunEnded(Metric, frozen=True, tag=True):
@@ -166,12 +176,18 @@ CURVES: Final[dict[type, tuple[str, str, tuple[str, ...]]]] = {
             "loss",
             "entropy",
             "gradient_norm",
+            "clip_scale",
+            "learning_rate",
+            "update_norm",
             "clip_fraction",
+            "token_clip_fraction",
+            "token_cap_fraction",
             "log_ratio_mean",
             "log_ratio_max",
             "staleness_mean",
             "token_staleness_mean",
             "tokens_trained",
+            "deduplication",
             "joins_mid_step",
             "seconds",
         ),

@@ -49,8 +49,6 @@ class PacedTrainer:
         trajectories = [chosen for execution in micro_step.executions for chosen in execution.trajectories]
         return MicroStepStats(
             micro_step=micro_step.micro_step,
-            executions=len(micro_step.executions),
-            executions_skipped=0,
             trajectories=len(trajectories),
             trajectories_clipped=0,
             tokens_trained=sum(execution.num_trainable for execution in micro_step.executions),

@@ -14,9 +14,6 @@ class MicroStepStats(msgspec.Struct, frozen=True):
     """One micro-step: forward and backward. Sums over its executions; add the fields of a step's micro-steps."""
 
     micro_step: str
-    executions: int
-    executions_skipped: int
-    """Advantage 0 (and no KL): they count in E and add nothing, so no forward was run for them."""
     trajectories: int
     """Trajectories that were trained."""
     trajectories_clipped: int
@@ -41,11 +38,12 @@ class MicroStepStats(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def sum_of_ranks(parts: Sequence[MicroStepStats]) -> MicroStepStats:
-    """One micro-step, whose executions were dealt out to the ranks of a cell."""
-    sums = {name: sum(getattr(part, name) for part in parts) for name in MicroStepStats.__struct_fields__ if name != "micro_step"}
-    sums |= {name: max(getattr(part, name) for part in parts) for name in ("log_ratio_max", "seconds")}
-    return MicroStepStats(micro_step=parts[0].micro_step, **sums)
+def total_of(name: str, parts: Sequence[MicroStepStats]) -> MicroStepStats:
+    """What the ranks of a cell made of one micro-step, or cells of all of a step, as one record of that name."""
+    numbers = [field for field in MicroStepStats.__struct_fields__ if field != "micro_step"]
+    sums = {field: sum(getattr(part, field) for part in parts) for field in numbers}
+    largest = {field: max((getattr(part, field) for part in parts), default=0.0) for field in ("log_ratio_max", "seconds")}
+    return MicroStepStats(micro_step=name, **(sums | largest))
 
 
 class StepStats(msgspec.Struct, frozen=True):

@@ -45,7 +45,6 @@ class Targets(msgspec.Struct, frozen=True):
 class MicroStepRow(msgspec.Struct, frozen=True):
     row: TreeRow
     targets: Targets
-    num_skipped: int
 
 
 def build(micro_step: MicroStep, config: TrainerConfig, model: str = "the model") -> MicroStepRow:
@@ -59,8 +58,7 @@ def build(micro_step: MicroStep, config: TrainerConfig, model: str = "the model"
     if row.num_rows > config.max_row_tokens:
         execution, path = origins[max(range(len(paths)), key=lambda index: len(paths[index].token_ids_T))]
         raise PathTooLong(model, execution=execution, path=path, num_tokens=row.num_rows, max_tokens=config.max_row_tokens)
-    targets = _targets(row, origins, executions, config)
-    return MicroStepRow(row, targets, len(micro_step.executions) - len(active))
+    return MicroStepRow(row, _targets(row, origins, executions, config))
 
 
 def layout_paths(

@@ -78,7 +78,7 @@ class Trainer:
         self.computed.append(micro_step.micro_step)
         counted = torch.tensor(laid.targets.counters(), dtype=self.flat.dtype)
         self.flat.gradient[-NUM_COUNTERS:] += self.ranks.total(counted)
-        return result.stats(part, laid, time.perf_counter() - started)
+        return result.stats(part.micro_step, laid, time.perf_counter() - started)
 
     def flat_gradient(self) -> Tensor:
         """(N + NUM_COUNTERS,): the sums of this step and, behind them, its counters. A view, not a copy."""
@@ -274,11 +274,9 @@ class _Result:
         self.entropy, self.log_ratio = float(output.entropy_O.sum()), float(ratio_O.sum())
         self.log_ratio_max = float(ratio_O.abs().max()) if len(ratio_O) else 0.0
 
-    def stats(self, micro_step: MicroStep, laid: rows.MicroStepRow, seconds: float) -> MicroStepStats:
+    def stats(self, micro_step: str, laid: rows.MicroStepRow, seconds: float) -> MicroStepStats:
         return MicroStepStats(
-            micro_step=micro_step.micro_step,
-            executions=len(micro_step.executions),
-            executions_skipped=laid.num_skipped,
+            micro_step=micro_step,
             trajectories=len(laid.targets.num_tokens_J),
             trajectories_clipped=self.trajectories_clipped,
             tokens_trained=len(laid.targets.token_O),

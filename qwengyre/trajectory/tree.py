@@ -142,16 +142,6 @@ class TrajectoryTree:
         """int32 tokens of a path."""
         return np.concatenate([np.empty(0, TOKEN), *(self.nodes[part.node].token_ids[: part.num_tokens] for part in segments)])
 
-    def spans_of(self, segments: Iterable[PathSegment]) -> Iterable[tuple[int, Span]]:
-        """(position of its first token on the path, span) of every span on a path, the last one cut to the path."""
-        position = 0
-        for part in segments:
-            for span in self.nodes[part.node].spans:
-                if span.start < part.num_tokens:
-                    cut = span if span.stop <= part.num_tokens else msgspec.structs.replace(span, stop=part.num_tokens)
-                    yield position + span.start, cut
-            position += part.num_tokens
-
     def behavior_T(self, segments: tuple[PathSegment, ...]) -> tuple[np.ndarray, np.ndarray]:
         """(float32 recorded log-prob, int32 policy version) of a path's tokens: 0 and CONTEXT_VERSION where not sampled."""
         parts = [(self._behavior_of(part.node), part.num_tokens) for part in segments]

@@ -148,10 +148,6 @@ class ShmCarrier:
         for name in list(self._segments):
             self.release(Exposure("shm", name, (), 0, 0, 0))
 
-    def num_bytes_exposed(self) -> int:
-        with self._lock:
-            return sum(segment.num_bytes for segment in self._segments.values())
-
     def _new_name(self) -> str:
         return f"{self.prefix}-{os.getpid()}-{next(self._numbers)}-{secrets.token_hex(4)}"
 

@@ -56,8 +56,9 @@ def test_rows_read_back_token_by_token_with_their_origin(calls):
         row = tree.row(call.call)
         assert tree.token_ids_T(row).tolist() == call.row
         own = [
-            (position + index, span.first_sampled + index)
-            for position, span in tree.spans_of(row)
+            (node.depth + span.start + index, span.first_sampled + index)
+            for node in (tree.nodes[part.node] for part in row)
+            for span in node.spans
             if span.is_sampled and span.call == call.call
             for index in range(span.num_tokens)
         ]

@@ -144,7 +144,10 @@ class RayLauncher:
         return options.remote(str(self._logs), self._start_timeout_s)
 
     async def _reserve(self, name: str, spec: CellSpec, room: Room, num_bundles: int) -> PlacementGroup:
-        """Raises NoRoom when no nodes have it within the start deadline; it names what the nodes have."""
+        """Raises NoRoom when no nodes have it within the start deadline, and ProcessFailed when the cluster forgot what was asked.
+
+        NoRoom names what the nodes have.
+        """
         from ray.util.placement_group import placement_group, remove_placement_group
 
         label = f"{spec.segment_prefix}-{name}-{spec.epoch}"
@@ -155,6 +158,8 @@ class RayLauncher:
         except asyncio.CancelledError:
             self._threads.submit(remove_placement_group, group)
             raise
+        except Exception as error:  # Ray has no type of its own for a group that went with its cluster: it raises a bare one
+            raise ProcessFailed(name, f"Ray does not place it: {error}", self._logs / f"{name}.log") from error
         if not is_placed:
             await self._in_thread(lambda: remove_placement_group(group))
             wanted = (

@@ -7,7 +7,9 @@ import pytest
 
 from qwengyre.cli.plan import plan
 from qwengyre.cli.simulate import simulate
+from qwengyre.cli.simulation import LEFT_OUT
 from qwengyre.core.errors import ConfigError
+from tests.unit.sim.test_measured import journalled_run
 
 SHORT = ["steps=3", "groups_per_step=2", "executions_per_group=4"]
 
@@ -30,6 +32,14 @@ def test_table_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[st
     page = (tmp_path / "out.html").read_text()
     assert page.count("<svg") == 1 + len(data["results"])
     assert "http://" not in page.replace("http://www.w3.org/2000/svg", "") and "src=" not in page
+
+
+def test_a_simulation_of_a_run_says_what_of_the_run_is_not_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder, _ = journalled_run(tmp_path)
+    call_simulate(workload=None, run=folder.path, seeds="1", override=[], policy=["elastic"])
+    assert LEFT_OUT in capsys.readouterr().out
+    call_simulate(policy=["elastic"])
+    assert LEFT_OUT not in capsys.readouterr().out
 
 
 def test_json_alone_on_the_standard_output(capsys: pytest.CaptureFixture[str]):

@@ -30,7 +30,6 @@ class Scheduler(msgspec.Struct, frozen=True):
     window: Window = Window()
     weights: dict[str, float] = {}
     nodes: tuple[int, ...] = (1, 2)
-    folder: Path = Path("tasks")
 
 
 class Local(msgspec.Struct, frozen=True, tag="local", tag_field="kind"):
@@ -132,7 +131,7 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path):
 def test_the_dump_loads_back_to_the_same_config():
     run = Run(
         name='odd "name"\twith\\all\x7f é 🙂',
-        scheduler=Scheduler(weights={"a b": 1e-6, "c": float("inf"), 'q"': -0.0}, nodes=(), folder=Path("x/y")),
+        scheduler=Scheduler(weights={"a b": 1e-6, "c": float("inf"), 'q"': -0.0}, nodes=()),
         launcher=Cluster(address="host"),
         limit_s=0.1,
     )

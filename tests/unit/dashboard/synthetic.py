@@ -62,6 +62,6 @@ def small_run(policy: str = "elastic", gain: float = 0.4) -> list[MetricRecord]:
         RolesChanged(16.0, 1, "lost"),
         step(3, 18.0, 0.6),
         evaluation(3, 20.0, 0.25 + gain),
-        AuditFinished(20.0, 4e-6, 1000, {"0": 4e-6, "2": 1e-6}),
+        AuditFinished(20.0, 4e-6, 1000),
         RunEnded(20.0, "finished"),
     ]

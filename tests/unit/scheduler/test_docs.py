@@ -26,7 +26,7 @@ def test_the_drivers_table_is_that_of_the_commands():
 
 
 def test_every_command_is_in_the_drivers_table():
-    assert all(f"| {kind.__name__} |" in commands.__doc__ for kind in commands.Command.__subclasses__())
+    assert all(f"| {kind.__name__} |" in commands.__doc__ for kind in commands.AnyCommand.__args__)
 
 
 def test_symbols_are_named_by_fields_that_exist():
