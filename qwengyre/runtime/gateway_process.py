@@ -99,7 +99,7 @@ class GatewayProcess:
                 try:
                     await client.get("http://gateway/control/health")
                     misses = 0
-                except httpx.TransportError:
+                except httpx.HTTPError:
                     misses += 1
 
     async def wait_failed(self) -> NoReturn:

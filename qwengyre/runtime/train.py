@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
 import secrets
@@ -79,6 +80,11 @@ def train(config: RunConfig, folder: RunFolder) -> None:
             asyncio.run(Run(config, folder, screen, prepared, Journals(controller, trained)).run())
 
 
+def segment_prefix(run: Path) -> str:
+    """Of the shared memory of all lives of the run in this folder: one that was killed leaves it to the next to remove."""
+    return f"qwengyre-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
+
+
 class Run:
     """One life of the controller, from its first process to its report."""
 
@@ -89,11 +95,12 @@ class Run:
         self.recovered = recover(folder.controller_journal, prepared.scheduler)
         self.clock = RunClock(self.recovered.at)
         self.token = secrets.token_hex(16)
-        self.segments = f"qwengyre-{secrets.token_hex(4)}"
+        self.segments = segment_prefix(self.shared.path)
         self.observer = Observer(config, folder, screen, self.clock.now, self.recovered.tally)
 
     async def run(self) -> None:
         reason = "stopped"
+        cleanup(self.segments)  # of a life that was killed
         try:
             async with AsyncExitStack() as stack:
                 controller = await self._assemble(stack)

@@ -184,9 +184,11 @@ class RayLauncher:
         from ray.util.placement_group import remove_placement_group
 
         def end() -> None:
-            for host in hosts:
-                ray.kill(host, no_restart=True)
-            remove_placement_group(group)
+            try:
+                for host in hosts:
+                    ray.kill(host, no_restart=True)
+            finally:
+                remove_placement_group(group)
 
         self._threads.submit(end)
 
