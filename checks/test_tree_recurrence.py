@@ -9,15 +9,26 @@ import numpy as np
 import pytest
 import torch
 import tree_recurrence
+from transformers.models.qwen3_5 import modeling_qwen3_5
+from transformers.models.qwen3_next import modeling_qwen3_next
 
 from qwengyre.bench import trl_rows
 from qwengyre.testing.training import every_token, flat_gradient, random_paths, tiny_hybrid
 from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.linear_attention import CONV, RULE
 from qwengyre.trainer.tree_model import TreeModel
 from qwengyre.trajectory.layout import build_row
 
 MAX_LOGPROB_GAP, MAX_GRADIENT_GAP = 5e-5, 1e-4
 """The delta rule runs in fp32; where a sequence is cut moves its results by 2e-5."""
+
+
+@pytest.fixture(autouse=True)
+def _modules_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What our trainer puts into transformers' modules is taken out again: the other implementation would run on it."""
+    for module in (modeling_qwen3_next, modeling_qwen3_5):
+        for name in (CONV, RULE):
+            monkeypatch.setattr(module, name, getattr(module, name))
 
 
 @pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5"])
