@@ -96,7 +96,7 @@ def check_model(config: RunConfig) -> None:
     if not config.policy.model:
         return
     _check_renderer(config)
-    if config.engine.engine == "embedded":
+    if config.engine.engine in ("embedded", "vllm"):
         from qwengyre.engines.model import read_spec
 
         read_spec(Path(config.policy.model))
@@ -129,6 +129,16 @@ def _check_objective(config: RunConfig) -> None:
         )
 
 
+def _check_ranks(config: RunConfig) -> None:
+    """What would have no effect, and would be looked for in vain."""
+    if config.engine.engine == "paced" and config.trainer.ranks > 1:
+        raise ConfigError("a paced cell computes nothing, so there is nothing to share out: leave it at 1", key="trainer.ranks")
+    if config.ray.ranks_per_node and config.runtime.launcher != "ray":
+        raise ConfigError(
+            'only the launcher "ray" starts ranks on other nodes: set runtime.launcher, or this to 0', key="ray.ranks_per_node"
+        )
+
+
 def _check_packages(config: RunConfig) -> None:
     for key, value in (("runtime.launcher", config.runtime.launcher), ("transfer.carrier", config.transfer.carrier)):
         if value in OPTIONAL and importlib.util.find_spec(value) is None:
@@ -147,6 +157,7 @@ CHECKS: Final[tuple[Callable[[RunConfig], None], ...]] = (
     _check_what_is_decided_elsewhere,
     _check_lengths,
     _check_objective,
+    _check_ranks,
     _check_packages,
     _check_rules,
     _check_tasks,

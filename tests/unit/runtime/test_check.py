@@ -63,6 +63,7 @@ def test_all_mistakes_are_told_at_once(kit: RunKit, tmp_path: Path):
         ("policy.model={kit}/no-weights", "holds no weights"),
         ("policy.model={kit}/half-a-tokenizer", "tokenizer.json: this file of policy.model cannot be read"),
         ("policy.cache={kit}/run.toml", ""),
+        ("ray.ranks_per_node=1", "ray.ranks_per_node: only the launcher"),
         ("trainer.kl_coefficient=0.01", "trajectory.keep_zero_advantage: executions of advantage 0 have a KL term"),
     ],
 )
