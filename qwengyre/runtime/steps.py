@@ -190,10 +190,13 @@ class Steps:
         return msgspec.structs.replace(answer.stats, reason=poisoned) if poisoned else answer.stats
 
     async def checkpoint(self, step: int, journal_position: int) -> None:
-        """A state after `step` steps from which the core can be restored, durable on return."""
+        """A state after `step` steps from which the core can be restored, durable on return.
+
+        The snapshot first: what a new life of the core finds as a checkpoint may be published without saving anything again.
+        """
         directory = self._folder.checkpoints / f"step-{step:06d}"
-        await self._fleet.call(CORE, api.SaveCheckpoint(str(directory), step, journal_position), api.Done)
         await self._fleet.call(CORE, api.SaveSnapshot(str(self._folder.snapshots), step), api.Done)
+        await self._fleet.call(CORE, api.SaveCheckpoint(str(directory), step, journal_position), api.Done)
         self.checkpoint_step = step
         for old in sorted(self._folder.checkpoints.glob("step-*"))[: -self._config.keep_checkpoints]:
             shutil.rmtree(old, ignore_errors=True)

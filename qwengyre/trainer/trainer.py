@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from qwengyre.core.errors import NonFiniteLoss, TrainerError
@@ -249,7 +250,14 @@ class Trainer:
         return self.optimizer
 
     def _load_snapshot(self, snapshots_dir: Path, version: int) -> None:
-        self._load(checkpoint.read_weights(Path(snapshots_dir) / f"v{version:06d}.safetensors"))
+        path = Path(snapshots_dir) / f"v{version:06d}.safetensors"
+        try:
+            self._load(checkpoint.read_weights(path))
+        except (OSError, SafetensorError) as error:
+            raise TrainerError(
+                f"{path} cannot be read ({error}): without it the log-probs of version {version} cannot be audited; put it back, or go "
+                "on with runtime.audit_logprobs=false"
+            ) from error
 
     def _load(self, weights: dict[str, np.ndarray]) -> None:
         self.flat.copy_in(self.flat.weights, weights)

@@ -404,6 +404,23 @@ def test_snapshots_are_kept_for_the_audit_else_from_the_published_version_on(ste
     run(body)
 
 
+def test_a_checkpoint_that_a_killed_core_leaves_has_its_snapshot(steps):
+    """The kill may come between the checkpoint's last byte and the answer."""
+
+    async def body():
+        made, fleet = steps()
+
+        async def save(cell, operation):
+            assert fleet.told(api.SaveSnapshot) == [cell]
+            raise CellFailed(cell, "was killed")
+
+        fleet.answers[api.SaveCheckpoint] = save
+        with pytest.raises(CellFailed):
+            await made.checkpoint(12, 0)
+
+    run(body)
+
+
 class TestCompute:
     command = cmd.Compute(ticket=1, cell=1, step=4, micro_step="m0")
 

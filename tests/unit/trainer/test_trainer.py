@@ -278,6 +278,8 @@ def test_audit_finds_the_gap_under_each_token_s_version(make, tmp_path):
     wrong = _recorded(trainer, parts[1], 0)
     report = trainer.audit([micro_step("a", 0, recorded[0], wrong)], tmp_path)
     assert report.max_logprob_gap > 1e-3 and report.worst_execution == wrong.execution
+    with pytest.raises(TrainerError, match=r"v000000\.safetensors cannot be read"):
+        trainer.audit([micro_step("a", 0, *recorded)], tmp_path / "elsewhere")
 
 
 def test_a_cell_that_serves_can_audit(model_dir, tmp_path):
