@@ -203,6 +203,9 @@ class TestInspect:
     def test_no_run_folder(self, tmp_path):
         assert "no config.toml" in refused("inspect", tmp_path)
 
+    def test_another_journal_of_a_run(self, run):
+        assert "give the run folder, or its gateway.log" in refused("inspect", run / "journal" / "controller.log")
+
     def test_journal_of_a_gateway_that_ran_alone(self, run):
         lines = [json.loads(line) for line in call("inspect", run / "journal" / "gateway.log", "--json").splitlines()]
         assert (lines[0]["execution"], lines[0]["reward"], lines[0]["end"]) == ("e000000-0", None, "closed")
