@@ -115,7 +115,7 @@ def test_dropped_executions_make_no_training():
         (Setting(policy="async", training_nodes=32), "above 0 and below 32"),
         (Setting(policy="colocate-standalone"), "needs standalone_nodes above 0"),
         (Setting(standalone_nodes=3), "cells of 4 nodes do not divide the 29 nodes"),
-        (Setting(policy="colocate", standalone_nodes=32), "do not divide the 0 nodes"),
+        (Setting(policy="colocate", standalone_nodes=32), "standalone_nodes = 32 must be below the 32 nodes of the pool"),
         (Setting(max_staleness=1), "cannot be kept"),
     ],
 )
