@@ -28,7 +28,7 @@ from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.sim.compare import splits
 from qwengyre.sim.driver import SimDriver
 from qwengyre.sim.durations import Durations
-from qwengyre.sim.settings import Pool, Setting, build
+from qwengyre.sim.settings import POLICY_NAMES, Pool, Setting, build
 from qwengyre.sim.workload import Workload, load_workload
 from qwengyre.telemetry.folder import RunFolder
 
@@ -103,10 +103,13 @@ def elastic(
     """Run elastic, Colocate and Async with real processes and emulated devices, beside the simulator."""
     name, work = load_workload(workload) if workload else ("small", SMALL)
     require_small(name, work)
+    names = [policy.strip() for policy in policies.split(",")]
+    if unknown := [policy for policy in names if policy not in POLICY_NAMES]:
+        raise ConfigError(f"{unknown[0]!r} is none of {', '.join(POLICY_NAMES)}", key="--policies")
     settings = PacedSettings(seconds_per_hour, lead_s)
     with tempfile.TemporaryDirectory(prefix="qwengyre-paced-") as temporary:
         folder = keep or Path(temporary)
-        runs = [run_policy(policy.strip(), work, settings, seed, folder) for policy in policies.split(",")]
+        runs = [run_policy(policy, work, settings, seed, folder) for policy in names]
     report = ElasticReport(name, seconds_per_hour, runs)
     Console(stderr=True).print(_table(report))
     write_json(json_target, report)

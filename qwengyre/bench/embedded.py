@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -36,10 +36,10 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def embedded(
-    calls: Annotated[int, typer.Option(help="Calls at once.")] = 12,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 300,
-    output_tokens: Annotated[int, typer.Option(help="Tokens each call generates.")] = 128,
-    kernels: Annotated[str, typer.Option(help="auto, native or torch.")] = "auto",
+    calls: Annotated[int, typer.Option(min=1, help="Calls at once.")] = 12,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 300,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Tokens each call generates.")] = 128,
+    kernels: Annotated[Literal["auto", "native", "torch"], typer.Option(help="What computes a pass.")] = "auto",
     model: Annotated[Path | None, typer.Option(help="A Qwen3 folder; by default a random one of the quickstart's shape.")] = None,
     json_target: JsonTarget = None,
 ) -> None:

@@ -54,7 +54,7 @@ def j_max(
     json_target: JsonTarget = None,
     captures: Annotated[Path, typer.Option(help="Folder of recordings.")] = CAPTURES,
     bytes_per_token: Annotated[
-        int, typer.Option(help="Bytes of a recording that make one token; 4 is like a real tokenizer.")
+        int, typer.Option(min=1, help="Bytes of a recording that make one token; 4 is like a real tokenizer.")
     ] = 16,
 ) -> None:
     """Time and trained tokens for J_max = 1, 2, 5 and none, on recorded executions."""

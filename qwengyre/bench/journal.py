@@ -21,8 +21,8 @@ RECORD = TokensSampled(
 
 
 def journal(
-    records: Annotated[int, typer.Option(help="How many to append without waiting.")] = 200_000,
-    rounds: Annotated[int, typer.Option(help="How many each waiter appends and waits for.")] = 50,
+    records: Annotated[int, typer.Option(min=1, help="How many to append without waiting.")] = 200_000,
+    rounds: Annotated[int, typer.Option(min=1, help="How many each waiter appends and waits for.")] = 50,
     folder: Annotated[Path, typer.Option(help="Where: the disk of this folder is measured.")] = Path("."),
 ) -> None:
     """Appends and reads per second, and durable records per second by number of concurrent waiters."""

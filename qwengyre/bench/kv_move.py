@@ -108,10 +108,10 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def kv_move(
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of the call that moves.")] = 3000,
-    moves: Annotated[int, typer.Option(help="How many calls move.")] = 10,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the call that moves.")] = 3000,
+    moves: Annotated[int, typer.Option(min=1, help="How many calls move.")] = 10,
     carrier: CarrierName = "shm",
-    layers: Annotated[int, typer.Option(help="Layers of the random model, 512 bytes a token each.")] = 24,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the random model, 512 bytes a token each.")] = 24,
     engine: Annotated[str, typer.Option(help="embedded or vllm.")] = "embedded",
     json_target: JsonTarget = None,
 ) -> None:

@@ -11,7 +11,7 @@ import resource
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 import typer
@@ -38,9 +38,9 @@ class Cost(msgspec.Struct, frozen=True):
 
 
 def launch(
-    executions: Annotated[int, typer.Option(help="How many of each kind.")] = 50,
-    at_once: Annotated[int, typer.Option(help="How many run at the same time.")] = 8,
-    isolation: Annotated[str, typer.Option(help="bwrap or none.")] = "bwrap",
+    executions: Annotated[int, typer.Option(min=1, help="How many of each kind.")] = 50,
+    at_once: Annotated[int, typer.Option(min=1, help="How many run at the same time.")] = 8,
+    isolation: Annotated[Literal["bwrap", "none"], typer.Option(help="What harnesses are kept in.")] = "bwrap",
 ) -> None:
     """CPU time of starting and clearing away one execution, cold and warm, and of its evaluator."""
     costs = asyncio.run(measure(executions, at_once, isolation))

@@ -29,9 +29,9 @@ class Line(msgspec.Struct, frozen=True):
 
 def memory(
     json_target: JsonTarget = None,
-    long_tokens: Annotated[int, typer.Option(help="Tokens of the long path; 0 leaves it out.")] = 131_072,
-    head_tokens: Annotated[int, typer.Option(help="Tokens under the large vocabulary; 0 leaves it out.")] = 16_384,
-    chunk_tokens: Annotated[int, typer.Option(help="Rows of one chunk.")] = 4096,
+    long_tokens: Annotated[int, typer.Option(min=0, help="Tokens of the long path; 0 leaves it out.")] = 131_072,
+    head_tokens: Annotated[int, typer.Option(min=0, help="Tokens under the large vocabulary; 0 leaves it out.")] = 16_384,
+    chunk_tokens: Annotated[int, typer.Option(min=1, help="Rows of one chunk.")] = 4096,
 ) -> None:
     """Train one long path, and one path under a vocabulary of 151,936 words; print CPU time and peak memory."""
     torch.set_num_threads(1)

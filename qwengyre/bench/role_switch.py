@@ -60,8 +60,8 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def role_switch(
-    megabytes: Annotated[float, typer.Option(help="Size of the weights.")] = 220.0,
-    switches: Annotated[int, typer.Option(help="How often the cell goes to training and back.")] = 5,
+    megabytes: Annotated[float, typer.Option(min=1, help="Size of the weights.")] = 220.0,
+    switches: Annotated[int, typer.Option(min=1, help="How often the cell goes to training and back.")] = 5,
     carrier: CarrierName = "shm",
     json_target: JsonTarget = None,
 ) -> None:

@@ -18,8 +18,8 @@ STEPS: Final = 10
 
 
 def simulator(
-    cells: Annotated[int, typer.Option(help="Cells of the largest run.")] = 10_000,
-    executions: Annotated[int, typer.Option(help="Executions of the largest run.")] = 1_000_000,
+    cells: Annotated[int, typer.Option(min=1, help="Cells of the largest run.")] = 10_000,
+    executions: Annotated[int, typer.Option(min=1, help="Executions of the largest run.")] = 1_000_000,
 ) -> None:
     """CPU time, time per event and memory: nl122_v1 as it is, then growing pools up to the largest."""
     say(f"{'cells':>8} {'executions':>12} {'events':>10} {'CPU s':>8} {'us/event':>9} {'peak MB':>8}")

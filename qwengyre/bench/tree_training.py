@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from qwengyre.bench.measure import Measured, measure
 from qwengyre.bench.output import JsonTarget, say, write_json
 from qwengyre.bench.recorded import CAPTURES, recorded_case, recorded_trees
 from qwengyre.bench.trees import VOCABULARY, Case, Cost, shared_prompt, sharing_most, side_branches
+from qwengyre.core.errors import ConfigError
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms
 from qwengyre.trainer.rows import Targets
@@ -47,9 +48,11 @@ class Line(msgspec.Struct, frozen=True):
 
 def tree_training(
     json_target: JsonTarget = None,
-    size: Annotated[str, typer.Option(help="full: the stated cases; small: the same shapes, a sixteenth of the time.")] = "full",
-    repeats: Annotated[int, typer.Option(help="Runs of each method; the fastest counts.")] = 1,
-    chunk_tokens: Annotated[int, typer.Option(help="Rows of one chunk of `chains-chunked`.")] = 2048,
+    size: Annotated[
+        Literal["full", "small"], typer.Option(help="full: the stated cases; small: the same shapes, a sixteenth of the time.")
+    ] = "full",
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each method; the fastest counts.")] = 1,
+    chunk_tokens: Annotated[int, typer.Option(min=1, help="Rows of one chunk of `chains-chunked`.")] = 2048,
     captures: Annotated[Path, typer.Option(help="Folder of recordings.")] = CAPTURES,
     only: Annotated[str, typer.Option(help="Run only the cases whose name contains this.")] = "",
     methods: Annotated[str, typer.Option(help="Comma-separated; empty runs all. `flattened` always runs.")] = "",
@@ -69,6 +72,8 @@ def tree_training(
                 f"{line.case:36} {line.method:15} {line.ideal:6.3f} {line.ratio:6.3f} {line.ideal / line.ratio:8.1%}"
                 f" {line.cpu_s:7.2f} {line.peak_mb:8.0f} {line.max_logp_gap:9.1e} {line.max_grad_gap:9.1e}"
             )
+    if not found:
+        raise ConfigError(f"no case has {only!r} in its name", key="--only")
     write_json(json_target, found)
 
 

@@ -59,10 +59,10 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def weights(
-    gigabytes: Annotated[float, typer.Option(help="Size of the snapshot.")] = 1.0,
-    satellites: Annotated[int, typer.Option(help="Processes that read it.")] = 3,
-    updates: Annotated[int, typer.Option(help="Snapshots published while others read.")] = 1000,
-    repeats: Annotated[int, typer.Option(help="Measurements; medians count.")] = 5,
+    gigabytes: Annotated[float, typer.Option(min=0.001, help="Size of the snapshot.")] = 1.0,
+    satellites: Annotated[int, typer.Option(min=1, help="Processes that read it.")] = 3,
+    updates: Annotated[int, typer.Option(min=1, help="Snapshots published while others read.")] = 1000,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements; medians count.")] = 5,
     carrier: CarrierName = "shm",
     json_target: JsonTarget = None,
 ) -> None:

@@ -70,7 +70,7 @@ def export(
     tokenizer: Annotated[Path | None, typer.Option(help="Model folder to read tokens as chat; the run's own by default.")] = None,
     renderer: Annotated[
         str | None,
-        typer.Option(help="Name in the `renderers` package that reads answers (qwen3, qwen35, ...); the run's by default."),
+        typer.Option(help="Name in the `renderers` package that reads answers (qwen3, qwen3.5, ...); the run's by default."),
     ] = None,
     harness_rules: Annotated[
         Path | None, typer.Option(help="TOML file that tells the roles of a harness; the run's own by default.")

@@ -37,8 +37,8 @@ def gateway(
     ] = None,
     port: Annotated[int, typer.Option(help="TCP port on this machine; 0 takes a free one.")] = 8100,
     renderer: Annotated[str, typer.Option(help="Chat template, by its name in the `renderers` package, or auto.")] = "auto",
-    temperature: Annotated[float, typer.Option(help="Temperature of every call, whatever the harness asks for.")] = 1.0,
-    max_context_tokens: Annotated[int, typer.Option(help="Longest prompt and answer together.")] = 32768,
+    temperature: Annotated[float, typer.Option(min=0, help="Temperature of every call, whatever the harness asks for.")] = 1.0,
+    max_context_tokens: Annotated[int, typer.Option(min=1, help="Longest prompt and answer together.")] = 32768,
     api_key: Annotated[str, typer.Option(envvar="QWENGYRE_ENGINE_KEY", help="Key of the completions server.")] = "none",
 ) -> None:
     """Serve an engine to any harness and record every token, without training.

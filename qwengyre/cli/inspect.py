@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
@@ -18,6 +18,7 @@ from rich.tree import Tree
 from qwengyre.cli.output import write_text
 from qwengyre.cli.run_context import find_tokenizer, load_harness_rules, run_settings, text_decoder
 from qwengyre.cli.run_records import RecordedExecution, Scores, find_execution, last_attempts, open_run, read_scores
+from qwengyre.core.errors import ConfigError
 from qwengyre.core.records import Role
 from qwengyre.dashboard.tree_page import tree_page
 from qwengyre.dashboard.tree_rows import NodeRow, numbers, short, tree_rows
@@ -70,6 +71,7 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="List as JSON, one execution a line.")] = False,
 ) -> None:
     """List the executions of a run, or show the tree of one."""
+    _refuse_useless(execution, {"--attempt": attempt, "--html": html, "--tokenizer": tokenizer}, as_json)
     sources = open_run(run)
     settings = run_settings(sources)
     rules = load_harness_rules(settings, harness_rules)
@@ -91,6 +93,14 @@ def inspect(
         write_text(html, tree_page(f"Execution {execution}", _facts(line), rows))
     else:
         _print(lambda console: _rich_tree(line, rows))
+
+
+def _refuse_useless(execution: str | None, of_one: Mapping[str, object], as_json: bool) -> None:
+    """Options that would change nothing are mistakes."""
+    if execution is None and (given := next((name for name, value in of_one.items() if value is not None), None)):
+        raise ConfigError("this is for the tree of one execution: name it with --execution", key=given)
+    if execution is not None and as_json:
+        raise ConfigError("this is for the list: leave out --execution", key="--json")
 
 
 def _print(draw: Callable[[Console], RenderableType]) -> None:

@@ -52,6 +52,8 @@ class Scores(msgspec.Struct, frozen=True):
 def open_run(path: Path) -> RunSources:
     """`path` is a run folder, a gateway's folder, or its journal. Raises ConfigError when it is none of them."""
     if path.is_file():
+        if path.name in ("controller.log", "trained.log"):
+            raise ConfigError("not the journal of a gateway: give the run folder, or its gateway.log", file=str(path))
         return RunSources(path, None, None)
     for journal in (path / "gateway.log", path / "journal" / "gateway.log"):
         if journal.is_file() and not (path / "config.toml").is_file():

@@ -108,9 +108,10 @@ class Key(msgspec.Struct, frozen=True):
 
 
 def keys(struct: type[msgspec.Struct], prefix: tuple[str, ...] = ()) -> Iterator[Key]:
-    """Every key of `struct`, tables opened, in the order of the source."""
+    """Every key of `struct`, tables opened, in the order of the source; its own before those of its tables, as TOML wants them."""
     docs = field_docs(struct)
-    for field in shapes.type_info(struct).fields:  # type: ignore[attr-defined]
+    fields = shapes.type_info(struct).fields  # type: ignore[attr-defined]
+    for field in sorted(fields, key=lambda field: isinstance(field.type, shapes.StructType)):
         path = (*prefix, field.encode_name)
         default = field.default_factory() if field.default_factory is not NODEFAULT else field.default
         if isinstance(field.type, shapes.StructType):

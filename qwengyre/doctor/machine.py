@@ -18,7 +18,7 @@ from qwengyre.doctor.finding import Examination, Finding
 
 NEEDED: Final = ("torch", "transformers", "tokenizers", "renderers", "safetensors", "msgspec", "starlette", "uvicorn", "httpx")
 OPTIONAL: Final = {
-    "ray": "for cells on several machines: pip install 'qwengyre[ray]'",
+    "ray": "for cells on several machines: pip install -e '.[ray]'",
     "vllm": "for engines on accelerators: `make setup-vllm` gives it an environment of its own",
 }
 MIN_MEMORY_GB: Final = 6.0

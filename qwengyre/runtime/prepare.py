@@ -53,12 +53,22 @@ def prepare(config: RunConfig, progress: Callable[[str], None]) -> Prepared:
 
 def load_folders(tasks: TasksConfig) -> tuple[list[Task], list[Task]]:
     """Tasks to train on and to hold out, out of folders. Raises ConfigError for the first that is wrong, and for one that is in both."""
-    train = load_tasks(Path(tasks.train))
-    held_out = load_tasks(Path(tasks.held_out)) if tasks.held_out else []
+    train = _load(tasks.train, "tasks.train")
+    held_out = _load(tasks.held_out, "tasks.held_out") if tasks.held_out else []
     shared = {task.name for task in train} & {task.name for task in held_out}
     if shared:
         raise ConfigError(f"{min(shared)} is in both tasks.train and tasks.held_out", key="tasks.held_out")
     return train, held_out
+
+
+def _load(folder: str, key: str) -> list[Task]:
+    """Raises ConfigError, with the key when it is the folder itself that is wrong."""
+    try:
+        return load_tasks(Path(folder))
+    except ConfigError as error:
+        if error.file != folder:
+            raise
+        raise ConfigError(error.message, file=folder, key=key) from error
 
 
 def _tasks(config: RunConfig) -> tuple[list[Task], list[Task]]:

@@ -146,7 +146,7 @@ class Steps:
             ) from error
 
     def _poison(self, step: int, micro_step: MicroStep, reason: str) -> None:
-        kept = self._folder.path / "poisoned" / f"{micro_step.micro_step}.msgpack"
+        kept = self._folder.poisoned / f"{micro_step.micro_step}.msgpack"
         kept.parent.mkdir(exist_ok=True)
         kept.write_bytes(msgspec.msgpack.encode(micro_step))
         self.poisoned[step] = f"{reason} (its data is kept in {kept})"

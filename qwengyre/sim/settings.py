@@ -55,6 +55,8 @@ def build(workload: Workload, setting: Setting) -> tuple[SchedulerConfig, Pool]:
     if base == "colocate" and "standalone" in options and not standalone:
         raise ValueError(f"{setting.policy} needs standalone_nodes above 0")
     switching = workload.nodes - standalone
+    if switching < 1:
+        raise ValueError(f"standalone_nodes = {standalone} must be below the {workload.nodes} nodes of the pool")
     cell_nodes = switching if base == "colocate" else setting.cell_nodes or workload.cell_nodes
     if cell_nodes < 1 or switching % cell_nodes:
         raise ValueError(f"cells of {cell_nodes} nodes do not divide the {switching} nodes that switch roles: change cell_nodes")

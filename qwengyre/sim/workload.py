@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -223,6 +225,12 @@ def _decode(path: Path) -> object:
 
 
 def plain(error: msgspec.ValidationError) -> str:
-    """msgspec's message, with the path of the field in the reader's words."""
+    """msgspec's message in the reader's words, with the field and, for one that does not exist, the nearest."""
     message, _, where = str(error).partition(" - at `$.")
+    if unknown := re.match(r"Object contains unknown field `(.*)`", message):
+        near = difflib.get_close_matches(unknown[1], Workload.__struct_fields__, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"A workload knows: {', '.join(Workload.__struct_fields__)}"
+        return f"{unknown[1]}: no such key. {hint}"
+    if missing := re.match(r"Object missing required field `(.*)`", message):
+        return f"{missing[1]}: this key is missing and has no default"
     return f"{where.rstrip('`')}: {message}" if where else message.removesuffix(" - at `$`")

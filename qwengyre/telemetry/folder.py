@@ -22,6 +22,7 @@ class RunFolder:
     checkpoints/            weights and optimizer, with the journal position
     snapshots/              weights of every version, for the audit of log-probs; without one, from the published version on
     workspaces/             workspaces of failed executions
+    poisoned/               micro-steps whose loss was not finite, if any
     logs/                   what each process printed
     summary.json            the outcome in numbers, rewritten at every step
     report.html             the outcome in pictures, needs no other file
@@ -41,6 +42,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.snapshots = self.path / "snapshots"
         self.workspaces = self.path / "workspaces"
+        self.poisoned = self.path / "poisoned"
         self.logs = self.path / "logs"
         self.summary = self.path / "summary.json"
         self.report = self.path / "report.html"

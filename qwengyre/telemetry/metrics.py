@@ -68,9 +68,10 @@ def read_metrics(path: str | Path) -> Iterator[MetricRecord]:
             try:
                 yield _DECODER.decode(line)
             except msgspec.MsgspecError as error:
-                raise JournalCorrupt(
-                    str(path), offset=offset, reason=f"this line is no metric of this version ({error})"
-                ) from error
+                reason = (
+                    f"this line is no metric of this version ({error}). Remove it to read the rest: nothing is resumed from it"
+                )
+                raise JournalCorrupt(str(path), offset=offset, reason=reason) from error
             offset += len(line)
 
 

@@ -6,11 +6,13 @@ import asyncio
 import gzip
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from qwengyre.core.errors import ConfigError
 from qwengyre.engines.api import GenerateRequest
 from qwengyre.gateway.app import HarnessApp
 from qwengyre.gateway.config import GatewayConfig
@@ -41,8 +43,14 @@ class Said(msgspec.Struct):
 
 
 def load(capture: Path) -> list[dict[str, Any]]:
-    with gzip.open(capture) as file:
-        rows = [json.loads(line) for line in file]
+    """The requests of a recording, in the order in which they came. Raises ConfigError for a file that is none."""
+    try:
+        with gzip.open(capture) as file:
+            rows = [json.loads(line) for line in file]
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise ConfigError(f"this recording cannot be read: {error}", file=str(capture)) from error
+    if not rows:
+        raise ConfigError("this recording is empty", file=str(capture))
     return sorted(rows, key=lambda row: row["seq"])
 
 

@@ -52,7 +52,7 @@ class StepStats(msgspec.Struct, frozen=True):
     step: int
     applied: bool
     reason: str
-    """Why nothing was applied: `no executions`, `non-finite gradient`; empty when applied."""
+    """Why nothing was applied: no executions, nothing trained, a loss or a gradient that is not finite; empty when applied."""
     num_executions: int
     gradient_norm: float
     """L2, after division, before clipping. nan when there was nothing to divide by."""

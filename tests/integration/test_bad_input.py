@@ -74,7 +74,7 @@ def test_missing_run_file(tmp_path: Path):
 def test_missing_tasks(run_file: Path):
     code, error = train(run_file)
     assert code == 2
-    assert "tasks: this folder of tasks does not exist" in error
+    assert f"error: {run_file.parent / 'tasks'}: tasks.train: this folder of tasks does not exist\n" in error
 
 
 def test_missing_task_file(run_file: Path):

@@ -208,7 +208,7 @@ def join_cluster(address: str, *, key: str) -> bool:
     try:
         import ray
     except ImportError as error:
-        raise ConfigError("Ray is not installed: pip install 'qwengyre[ray]'", key=key) from error
+        raise ConfigError("Ray is not installed: pip install -e '.[ray]'", key=key) from error
     if ray.is_initialized():
         return False
     wanted = address or os.environ.get("RAY_ADDRESS", "")

@@ -6,9 +6,12 @@ import json
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 from qwengyre.bench import COMMANDS
 from qwengyre.bench.output import say, write_json
+from qwengyre.cli.main import application
+from qwengyre.core.errors import ConfigError
 
 
 class Figures(msgspec.Struct):
@@ -27,6 +30,18 @@ def test_results_go_into_a_file(tmp_path, capsys):
     write_json(str(tmp_path / "x.json"), Figures(0.5))
     assert json.loads((tmp_path / "x.json").read_text()) == {"ratio": 0.5}
     assert capsys.readouterr().out == ""
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=f"^{tmp_path}: cannot be written: Is a directory$"):
+        write_json(str(tmp_path), Figures(0.5))
+
+
+def test_a_file_without_a_folder_is_refused_before_anything_is_measured(tmp_path):
+    words = ["bench", "memory", "--json", str(tmp_path / "none" / "x.json")]
+    result = CliRunner().invoke(application(words), words, env={"COLUMNS": "300"})
+    assert result.exit_code == 2
+    assert "none is no folder" in result.stderr and "'--json'" in result.stderr
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

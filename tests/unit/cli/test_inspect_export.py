@@ -195,8 +195,16 @@ class TestInspect:
     def test_unknown_attempt(self, run):
         assert "has no attempt 7" in refused("inspect", run, "--execution", "e000000-0", "--attempt", 7)
 
+    def test_options_that_would_change_nothing_are_refused(self, run, tmp_path):
+        assert "--html: this is for the tree of one execution" in refused("inspect", run, "--html", tmp_path / "tree.html")
+        assert "--attempt: this is for the tree of one execution" in refused("inspect", run, "--attempt", 0)
+        assert "--json: this is for the list" in refused("inspect", run, "--execution", "e000000-0", "--json")
+
     def test_no_run_folder(self, tmp_path):
         assert "no config.toml" in refused("inspect", tmp_path)
+
+    def test_another_journal_of_a_run(self, run):
+        assert "give the run folder, or its gateway.log" in refused("inspect", run / "journal" / "controller.log")
 
     def test_journal_of_a_gateway_that_ran_alone(self, run):
         lines = [json.loads(line) for line in call("inspect", run / "journal" / "gateway.log", "--json").splitlines()]

@@ -109,6 +109,16 @@ def test_train_does_not_resume_what_is_no_run(tmp_path: Path):
     assert "not the folder of a run" in run("train", "--resume", str(tmp_path)).stderr
 
 
+@pytest.mark.parametrize(
+    "option, least",
+    [("--temperature", 0), ("--max-context-tokens", 1)],
+)
+def test_gateway_refuses_numbers_that_no_call_can_have(tmp_path: Path, option: str, least: int):
+    result = run("gateway", "--engine", "http://127.0.0.1:1/v1", "--model", str(tmp_path), option, str(least - 1))
+    assert result.exit_code == 2
+    assert f"'{option}': Input should be greater than or equal to {least}" in " ".join(result.stderr.replace("│", "").split())
+
+
 def test_what_the_machine_refuses_is_a_word_and_no_traceback(monkeypatch: pytest.MonkeyPatch):
     def train() -> None:
         raise ExceptionGroup("tasks", [PermissionError(errno.EACCES, "Permission denied", "runs/a/journal")])

@@ -8,6 +8,7 @@ import pytest
 
 from qwengyre.config.dump import dump_toml, explain
 from qwengyre.config.load import load, loads
+from qwengyre.config.run import RunConfig
 from qwengyre.core.errors import ConfigError
 
 
@@ -145,3 +146,9 @@ def test_explain_shows_every_key_with_docstring_type_and_default():
     assert "[scheduler]\n# Groups dispatched ahead, in steps. (int)\n# phi = 1" in text
     assert "[scheduler.window]\n# Lower end. (float)\n# low = 0.995" in text
     assert "name" not in explain(Run, "scheduler.window")
+
+
+def test_explain_opens_each_table_once_so_that_its_lines_can_be_taken_as_they_are():
+    headers = [line for line in explain(RunConfig).splitlines() if line.startswith("[")]
+    assert len(headers) == len(set(headers))
+    assert "[ray]" in headers and "[ray.cell]" in headers

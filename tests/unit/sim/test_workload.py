@@ -35,7 +35,8 @@ GOOD = msgspec.structs.asdict(builtin_workloads()["nl122_v1"])
         ({"micro_steps_per_group": 10**9}, "micro-steps are more than .* lower steps, groups_per_step or micro_steps_per_group"),
         ({"nodes": 10**15}, "nodes = 1000000000000000 is beyond 10000000"),
         ({"steps_per_burst": 10**400}, "steps_per_burst = 10+ is beyond"),
-        ({"medain_h": 1.0}, "medain_h"),
+        ({"medain_h": 1.0}, r"medain_h: no such key\. Did you mean median_h\?"),
+        ({"gpus": 8}, r"gpus: no such key\. A workload knows: steps, groups_per_step"),
     ],
 )
 def test_impossible_workloads_are_refused_with_file_and_what_to_change(tmp_path: Path, change: dict, message: str):
@@ -44,6 +45,13 @@ def test_impossible_workloads_are_refused_with_file_and_what_to_change(tmp_path:
     with pytest.raises(ConfigError, match=message) as caught:
         load_workload(str(path))
     assert str(path) in str(caught.value)
+
+
+def test_a_key_that_is_missing_is_named(tmp_path: Path):
+    path = tmp_path / "mine.toml"
+    path.write_text("steps = 3\n")
+    with pytest.raises(ConfigError, match=r"mine\.toml: groups_per_step: this key is missing and has no default"):
+        load_workload(str(path))
 
 
 def test_one_of_several_is_named_after_a_colon(tmp_path: Path):
@@ -107,7 +115,7 @@ def test_dropped_executions_make_no_training():
         (Setting(policy="async", training_nodes=32), "above 0 and below 32"),
         (Setting(policy="colocate-standalone"), "needs standalone_nodes above 0"),
         (Setting(standalone_nodes=3), "cells of 4 nodes do not divide the 29 nodes"),
-        (Setting(policy="colocate", standalone_nodes=32), "do not divide the 0 nodes"),
+        (Setting(policy="colocate", standalone_nodes=32), "standalone_nodes = 32 must be below the 32 nodes of the pool"),
         (Setting(max_staleness=1), "cannot be kept"),
     ],
 )
