@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import typer
 
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.ids import ExecutionId, GroupId
@@ -59,8 +60,7 @@ def open_run(path: Path) -> RunSources:
         if journal.is_file() and not (path / "config.toml").is_file():
             return RunSources(journal, None, None)
     folder = RunFolder.open(path)
-    controller = folder.controller_journal if folder.controller_journal.is_file() else None
-    return RunSources(folder.gateway_journal, controller, folder.config)
+    return RunSources(folder.gateway_journal, folder.controller_journal, folder.config)
 
 
 def recorded_executions(journal: Path, only: ExecutionId | None = None) -> Iterator[RecordedExecution]:
@@ -102,6 +102,10 @@ def last_attempts(journal: Path, done: dict[ExecutionId, ExecutionDone]) -> Iter
 
 
 def read_scores(journal: Path | None) -> Scores:
+    """Says so when a run has lost its scores: its calls are still worth reading."""
+    if journal is not None and not (journal.is_file() and journal.stat().st_size):
+        typer.echo(f"note: {journal} is missing or empty, and with it every score: rewards and advantages are blank", err=True)
+        journal = None
     done: dict[ExecutionId, ExecutionDone] = {}
     dispatches: dict[GroupId, Dispatch] = {}
     for _, record in read(journal, ControllerRecord) if journal is not None else ():

@@ -206,6 +206,11 @@ class TestInspect:
     def test_another_journal_of_a_run(self, run):
         assert "give the run folder, or its gateway.log" in refused("inspect", run / "journal" / "controller.log")
 
+    @pytest.mark.parametrize("lose", [lambda journal: journal.unlink(), lambda journal: journal.write_bytes(b"")])
+    def test_a_run_that_has_lost_its_scores_says_so(self, run, lose):
+        lose(run / "journal" / "controller.log")
+        assert "controller.log is missing or empty, and with it every score" in call("inspect", run)
+
     def test_journal_of_a_gateway_that_ran_alone(self, run):
         lines = [json.loads(line) for line in call("inspect", run / "journal" / "gateway.log", "--json").splitlines()]
         assert (lines[0]["execution"], lines[0]["reward"], lines[0]["end"]) == ("e000000-0", None, "closed")
