@@ -33,6 +33,10 @@ MAX_DENSE_ROWS = 8192
 """A dense mask of more rows does not fit."""
 
 
+METHODS = ("flattened", "dense", "chains", "chains-chunked", "trl")
+"""`dense` for rows that are not too long, `trl` where it is installed."""
+
+
 class Line(msgspec.Struct, frozen=True):
     """One method on one case, as `--json` writes it."""
 
@@ -59,6 +63,9 @@ def tree_training(
 ) -> None:
     """Compare a tree row with its flattened paths: CPU time, peak memory, exactness."""
     torch.set_num_threads(1)
+    wanted = frozenset(filter(None, methods.split(",")))
+    if unknown := wanted - set(METHODS):
+        raise ConfigError(f"{sorted(unknown)[0]!r} is none of {', '.join(METHODS)}", key="--methods")
     found: list[Line] = []
     say(
         f"{'case':36} {'method':15} {'ideal':>6} {'ratio':>6} {'reached':>8} {'cpu s':>7} {'peak MB':>8} {'logp gap':>9} {'grad gap':>9}"
@@ -66,7 +73,7 @@ def tree_training(
     for case in cases(size, captures):
         if only not in case.name:
             continue
-        for line in run_case(Work(bench_model(), case, chunk_tokens), repeats, frozenset(filter(None, methods.split(",")))):
+        for line in run_case(Work(bench_model(), case, chunk_tokens), repeats, wanted):
             found.append(line)
             say(
                 f"{line.case:36} {line.method:15} {line.ideal:6.3f} {line.ratio:6.3f} {line.ideal / line.ratio:8.1%}"

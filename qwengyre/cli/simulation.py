@@ -31,7 +31,7 @@ def read_source(spec: str | None, run: Path | None, overrides: Sequence[str]) ->
         source = measured_source(RunFolder.open(run))
         return run.name, source.with_workload(_overridden(source.workload, overrides))
     if spec is None:
-        raise ConfigError("give a workload, as in `qwengyre simulate nl122_v1`, or --from RUN", key="WORKLOAD")
+        raise ConfigError("give a workload, nl122_v1 for instance, or --from RUN", key="WORKLOAD")
     name, workload = load_workload(spec)
     return name, Drawn(_overridden(workload, overrides))
 

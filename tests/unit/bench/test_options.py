@@ -17,6 +17,7 @@ from qwengyre.cli.main import application
         ("embedded --kernels c", "'--kernels': Value error, 'c' is not one of 'auto', 'native', 'torch'"),
         ("elastic --policies elastic,colocat", "error: --policies: 'colocat' is none of elastic, async"),
         ("tree-training --size small --only nothing", "error: --only: no case has 'nothing' in its name"),
+        ("tree-training --methods chain", "error: --methods: 'chain' is none of flattened, dense, chains"),
         ("launch --isolation docker", "'--isolation': Value error, 'docker' is not one of 'bwrap', 'none'"),
     ],
 )
