@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from qwengyre.cli.chat_rows import Chatml, ParsedAnswer, chat_row
+from qwengyre.cli.options import named_as
 from qwengyre.cli.output import replaced
 from qwengyre.cli.run_context import RunSettings, find_tokenizer, load_harness_rules, run_settings
 from qwengyre.cli.run_records import RecordedExecution, RunSources, Scores, last_attempts, open_run, read_scores
@@ -221,7 +222,8 @@ def open_chatml(folder: Path, renderer: dict[str, object]) -> Chatml:
     """The turns of the model in `folder`. Raises ConfigError when its tokenizer is not of the ChatML family."""
     from qwengyre.gateway.rendering import Rendering  # slow to import, and Parquet needs none of it
 
-    rendering = Rendering.from_folder(folder, renderer)
+    with named_as("--renderer", "gateway.renderer"):
+        rendering = Rendering.from_folder(folder, renderer)
     start, end = (rendering.tokenizer.convert_tokens_to_ids(marker) for marker in ("<|im_start|>", "<|im_end|>"))
     if not isinstance(start, int) or not isinstance(end, int):
         raise ConfigError("this tokenizer has no <|im_start|> and <|im_end|>: export Parquet instead", file=str(folder))

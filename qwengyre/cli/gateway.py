@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import typer
 
+from qwengyre.cli.options import named_as
 from qwengyre.core.errors import ConfigError, EngineError, EngineUnavailable
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.gateway.completions_engine import CompletionsEngine, ServedModel, served_models
@@ -61,7 +62,8 @@ def gateway(
     if not engine.startswith(("http://", "https://")):
         raise ConfigError(f"{engine!r} is no URL: it begins with http:// or https://", key="--engine")
     target = Target(url=engine.rstrip("/") + "/", key=api_key, served_as=served_as)
-    asyncio.run(serve_alone(config, target, execution or ["main"], temperature))
+    with named_as("--renderer", "gateway.renderer"):
+        asyncio.run(serve_alone(config, target, execution or ["main"], temperature))
 
 
 class Target(msgspec.Struct, frozen=True):

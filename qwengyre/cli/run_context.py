@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import typer
 
+from qwengyre.cli.options import named_as
 from qwengyre.cli.run_records import RunSources
 from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.config.recorded import RecordedConfig
@@ -52,7 +53,10 @@ def run_settings(sources: RunSources) -> RunSettings:
 
 def load_harness_rules(settings: RunSettings, given: Path | None) -> tuple[HarnessRules, ...]:
     """The rules of the file given, else of the run's, then the built-in ones. Raises ConfigError for a file that cannot be read."""
-    return read_harness_rules(str(given) if given is not None else settings.harness_rules)
+    if given is None:
+        return read_harness_rules(settings.harness_rules)
+    with named_as("--harness-rules", "trajectory.harness_rules"):
+        return read_harness_rules(str(given))
 
 
 def find_tokenizer(sources: RunSources, settings: RunSettings, given: Path | None) -> Path | None:

@@ -175,7 +175,7 @@ class TestInspect:
         rules.write_text('[[harness]]\nname = "mine"\ndetect = [{has_tools = true}]\nside = [{has_tools = true}]\n')
         line = json.loads(call("inspect", run, "--json", "--harness-rules", rules).splitlines()[0])
         assert (line["harness"], line["roles"]) == ("mine", {"side": 3})
-        assert "cannot read" in refused("inspect", run, "--harness-rules", tmp_path / "missing.toml")
+        assert "--harness-rules: cannot read" in refused("inspect", run, "--harness-rules", tmp_path / "missing.toml")
 
     def test_rules_of_a_run_are_those_in_its_folder(self, run):
         (run / "harness-rules.toml").write_text('[[harness]]\nname = "kept"\ndetect = [{has_tools = true}]\n')
@@ -312,7 +312,7 @@ class TestChat:
         byte_tokenizer(tmp_path / "model")
         (run / "config.toml").write_text((run / "config.toml").read_text().replace('"qwen3"', '"auto"'))
         message = refused("export", run, "--out", tmp_path / "chat.jsonl", "--tokenizer", tmp_path / "model")
-        assert "gateway.renderer.name: no renderer is known for" in message
+        assert "--renderer: no renderer is known for" in message
 
     def test_another_tokenizer_is_noticed(self, run, tmp_path):
         byte_tokenizer(tmp_path / "model")
