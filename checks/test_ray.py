@@ -75,8 +75,8 @@ def test_a_node_that_dies_is_told_and_its_cell_finds_room_elsewhere(cluster: Clu
     async def main() -> None:
         launcher = await RayLauncher(RayConfig(address=cluster.address), tmp_path, 10.0).open()
         lives = [await launcher.launch(f"cell-{cell}", spec_in(tmp_path, cell=cell)) for cell in range(3)]
-        assert len({life.node for life in lives}) == 3
-        victim = next(node for node in cluster.worker_nodes if node.node_id == lives[1].node)
+        assert len({life.nodes[0] for life in lives}) == 3
+        victim = next(node for node in cluster.worker_nodes if node.node_id == lives[1].nodes[0])
         cluster.remove_node(victim, allow_graceful=False)
         assert "Ray lost it" in await asyncio.wait_for(lives[1].wait_end(), DEADLINE_S)
         await wait_gone(lives[1].address.pid)
@@ -85,7 +85,7 @@ def test_a_node_that_dies_is_told_and_its_cell_finds_room_elsewhere(cluster: Clu
             await launcher.launch("cell-1", spec_in(tmp_path, cell=1, epoch=1))
         cluster.add_node(**NODE)
         life = await launcher.launch("cell-1", spec_in(tmp_path, cell=1, epoch=1))
-        assert life.node not in {life.node for life in lives}
+        assert life.nodes[0] not in {life.nodes[0] for life in lives}
         await asyncio.gather(*(life.stop() for life in (lives[0], lives[2], life)))
         await launcher.close()
 

@@ -29,6 +29,8 @@ class Serving(msgspec.Struct, frozen=True, tag=True):
 class Joined(msgspec.Struct, frozen=True, tag=True):
     """The cell has let the ranks of this node in."""
 
+    node: str
+
 
 Launched = Serving | NotServing | Joined
 
@@ -67,7 +69,7 @@ class CellHost:
             self._ranks = await self._launcher.join(name, msgspec.json.decode(spec, type=CellSpec), ranks, at)
         except ProcessFailed as error:
             return _not_serving(error)
-        return msgspec.json.encode(Joined())
+        return msgspec.json.encode(Joined(self._node))
 
     async def wait_end(self) -> str:
         if self._life is not None:

@@ -14,13 +14,13 @@ import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from qwengyre.core.errors import ConfigError
-from qwengyre.runtime.cell import CellSpec
-from qwengyre.runtime.launchers.cell_host import CellHost, Launched, NotServing, Serving
+from qwengyre.runtime.cell import CellAddress, CellSpec
+from qwengyre.runtime.launchers.cell_host import CellHost, Joined, Launched, NotServing, Serving
 from qwengyre.runtime.launchers.config import RayConfig, Room
 from qwengyre.runtime.processes import NoRoom, ProcessFailed
 
@@ -35,22 +35,31 @@ NUM_WAITERS = 64
 """Ray's own calls block: each waits in a thread."""
 
 
+class Up(NamedTuple):
+    """A cell that serves."""
+
+    address: CellAddress
+    nodes: list[str]
+    """Ray's ids of the nodes of its hosts."""
+
+
 class RayLife:
     """`hosts`: the actor of the cell's process first, then those of ranks on other nodes. The first that ends is the end."""
 
-    def __init__(self, serving: Serving, hosts: list[ActorHandle], group: PlacementGroup, launcher: RayLauncher) -> None:
-        self.address, self.node = serving.address, serving.node
+    def __init__(self, up: Up, hosts: list[ActorHandle], group: PlacementGroup, launcher: RayLauncher) -> None:
+        self.address, self.nodes = up.address, up.nodes
         self._hosts, self._group, self._launcher = hosts, group, launcher
         self._ended = [asyncio.wrap_future(host.wait_end.remote().future()) for host in hosts]
 
     async def wait_end(self) -> str:
         from ray.exceptions import RayActorError
 
-        ended, _ = await asyncio.wait(self._ended, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(self._ended, return_when=asyncio.FIRST_COMPLETED)
+        ended, node = next((ended, node) for ended, node in zip(self._ended, self.nodes, strict=True) if ended.done())
         try:
-            return ended.pop().result()
+            return ended.result()
         except RayActorError as error:
-            return f"Ray lost it on node {self.node[:8]}: {str(error).strip().splitlines()[0]}"
+            return f"Ray lost it on node {node[:8]}: {str(error).strip().splitlines()[0]}"
 
     def kill(self) -> None:
         self._launcher.end(self._hosts, self._group)
@@ -61,7 +70,7 @@ class RayLife:
         try:
             await asyncio.wait_for(self._hosts[0].stop.remote(), END_DEADLINE_S)
         except (RayActorError, TimeoutError) as error:
-            log.warning("cell_did_not_stop", extra={"node": self.node, "reason": str(error) or "deadline passed"})
+            log.warning("cell_did_not_stop", extra={"node": self.nodes[0], "reason": str(error) or "deadline passed"})
         self.kill()
 
 
@@ -102,11 +111,11 @@ class RayLauncher:
             self.end(hosts, group)
             raise
         log.info(
-            "cell_placed", extra={"cell": name, "epoch": spec.epoch, "node": launched.node, "host": launched.address.control}
+            "cell_placed", extra={"cell": name, "epoch": spec.epoch, "nodes": launched.nodes, "host": launched.address.control}
         )
         return RayLife(launched, hosts, group, self)
 
-    async def _start(self, name: str, spec: CellSpec, hosts: list[ActorHandle], shares: list[range]) -> Serving | NotServing:
+    async def _start(self, name: str, spec: CellSpec, hosts: list[ActorHandle], shares: list[range]) -> Up | NotServing:
         """The cell's process, and when it says where they meet, those of its ranks on other nodes; the first that fails, or the cell."""
         orders = msgspec.json.encode(spec)
 
@@ -128,7 +137,8 @@ class RayLauncher:
         finally:
             for step in steps:
                 step.cancel()
-        return next(answer for answer in answers if isinstance(answer, Serving))
+        [serving] = [answer for answer in answers if isinstance(answer, Serving)]
+        return Up(serving.address, [serving.node, *(answer.node for answer in answers if isinstance(answer, Joined))])
 
     def _host_in(self, group: PlacementGroup, room: Room, bundle: int) -> ActorHandle:
         import ray
