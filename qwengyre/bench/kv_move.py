@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Protocol
 
@@ -129,15 +129,14 @@ def kv_move(
 
 async def move_calls(engine: str, model_dir: Path, kind: str, prompt_tokens: int, moves: int) -> Figures:
     """Each call starts at the source, is aborted after its first chunk, and ends at the destination."""
-    carriers = [open_bench_carrier(kind, PREFIX) for _ in range(2)]
-    pair = _pair(engine)(model_dir, kind, prompt_tokens + OUTPUT_TOKENS + 1)
     moved, raw_s = [], []
-    for index in range(CALLS_IN_CACHE + moves):
-        moved.append(await _move(pair, _call(index, prompt_tokens)))
-        raw_s.append(_raw(carriers, moved[-1].kv_bytes))
-    await pair.close()
-    for each in carriers:
-        each.close()
+    async with AsyncExitStack() as stack:
+        carriers = [stack.enter_context(closing(open_bench_carrier(kind, PREFIX))) for _ in range(2)]
+        pair = _pair(engine)(model_dir, kind, prompt_tokens + OUTPUT_TOKENS + 1)
+        stack.push_async_callback(pair.close)
+        for index in range(CALLS_IN_CACHE + moves):
+            moved.append(await _move(pair, _call(index, prompt_tokens)))
+            raw_s.append(_raw(carriers, moved[-1].kv_bytes))
     counted = moved[CALLS_IN_CACHE:]
     move_ms = 1000 * float(np.median([one.cpu_s for one in counted]))
     raw_ms = 1000 * float(np.median(raw_s[CALLS_IN_CACHE:]))

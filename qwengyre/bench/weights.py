@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from statistics import median
 from typing import Annotated, Final
 
@@ -67,19 +67,18 @@ def weights(
     json_target: JsonTarget = None,
 ) -> None:
     """Read snapshots from several processes: speed against the bare carrier, cost to the core, torn reads."""
-    core = open_bench_carrier(carrier, PREFIX)
     num_parameters = max(1, int(gigabytes * 1e9 / PARAMETER_BYTES))
     parameters = {f"layers.{index}.weight": np.full(PARAMETER_BYTES // 4, index, np.float32) for index in range(num_parameters)}
-    snapshot = core.expose(parameters, version=1, epoch=1)
-    raw = core.expose({"all": np.ones(snapshot.num_bytes, np.uint8)}, version=1, epoch=1)
-    del parameters
     step = Step()
     raw_rates, rates, slowdowns = [], [], []
-    for _ in range(repeats):
-        raw_rates.append(read_by_satellites(raw, carrier, satellites, step))
-        rates.append(read_by_satellites(snapshot, carrier, satellites, step))
-        slowdowns += slowdowns_by(snapshot, carrier, satellites, step)
-    core.close()
+    with closing(open_bench_carrier(carrier, PREFIX)) as core:
+        snapshot = core.expose(parameters, version=1, epoch=1)
+        raw = core.expose({"all": np.ones(snapshot.num_bytes, np.uint8)}, version=1, epoch=1)
+        del parameters
+        for _ in range(repeats):
+            raw_rates.append(read_by_satellites(raw, carrier, satellites, step))
+            rates.append(read_by_satellites(snapshot, carrier, satellites, step))
+            slowdowns += slowdowns_by(snapshot, carrier, satellites, step)
     good, stale, torn = read_under_updates(carrier, updates)
     raw_rate, rate, gb = median(raw_rates), median(rates), snapshot.num_bytes / 1e9
     slowdown = median(slowdowns)
