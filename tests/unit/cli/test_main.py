@@ -137,6 +137,7 @@ def test_a_run_that_is_terminated_is_cleared_away_as_after_ctrl_c(number: signal
 import asyncio, signal
 from qwengyre.cli.train import stop_as_ctrl_c_does
 signal.signal(signal.SIGINT, signal.{"SIG_IGN" if ignored else "default_int_handler"})
+signal.signal({int(number)}, signal.SIG_DFL)  # nohup would have it ignored
 async def run():
     try:
         print("up", flush=True)
