@@ -41,9 +41,10 @@ def test_a_run_goes_through_all_stations_and_leaves_everything_promised(tmp_path
 
 def test_cells_of_two_ranks_train_together(tmp_path: Path):
     """Sharded inside the cells, summed shard by shard between them, whole again where others read it."""
-    folder = RunKit(tmp_path, steps=2).run("--set", "scheduler.num_cells=2", "--set", "trainer.ranks=2")
+    all_train = ("--set", "scheduler.num_cells=2", "--set", "scheduler.policy=colocate")
+    folder = RunKit(tmp_path, steps=2).run(*all_train, "--set", "trainer.ranks=2")
     assert summary(folder).max_logprob_gap <= 1e-4
-    assert (0, 1) in [step.members for step in metrics(folder, StepFinished)]
+    assert [step.members for step in metrics(folder, StepFinished)] == [(0, 1), (0, 1)]
     first, last = (weights_of(folder, step) for step in (0, 2))
     assert first.keys() == last.keys() and all(first[name].shape == last[name].shape for name in first)
     assert any((first[name] != last[name]).any() for name in first)
