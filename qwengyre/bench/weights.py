@@ -90,11 +90,10 @@ def weights(
 
 
 class Satellites:
-    """Processes that read an exposure, once all are ready, on the processors that the core's step leaves them."""
+    """Processes that read an exposure, once all are ready, on `cpus`."""
 
-    def __init__(self, exposure: Exposure, carrier: str, num: int):
-        first, *others = range(os.cpu_count() or 1)
-        job = msgspec.json.encode(Job(carrier, exposure, others or [first]))
+    def __init__(self, exposure: Exposure, carrier: str, num: int, cpus: list[int]):
+        job = msgspec.json.encode(Job(carrier, exposure, cpus))
         self._readers = [
             subprocess.Popen([sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(num)
         ]
@@ -134,8 +133,8 @@ class Satellites:
 
 def read_by_satellites(exposure: Exposure, carrier: str, num_satellites: int, step: Step) -> float:
     """GB/s that all satellites read together, while this process computes step after step on a processor of its own."""
-    with _on_first_cpu():
-        satellites = Satellites(exposure, carrier, num_satellites)
+    with _on_first_cpu() as others:
+        satellites = Satellites(exposure, carrier, num_satellites, others)
         while satellites.is_reading():
             step.cpu_s()
     return num_satellites * ROUNDS * exposure.num_bytes / satellites.seconds() / 1e9
@@ -143,8 +142,8 @@ def read_by_satellites(exposure: Exposure, carrier: str, num_satellites: int, st
 
 def slowdowns_by(exposure: Exposure, carrier: str, num_satellites: int, step: Step) -> list[float]:
     """CPU time of a step while satellites read over one while they are stopped, less one; by turns of some milliseconds."""
-    with _on_first_cpu():
-        satellites = Satellites(exposure, carrier, num_satellites)
+    with _on_first_cpu() as others:
+        satellites = Satellites(exposure, carrier, num_satellites, others)
         slowdowns = []
         while satellites.is_reading():
             busy_s = step.cpu_s()
@@ -157,12 +156,13 @@ def slowdowns_by(exposure: Exposure, carrier: str, num_satellites: int, step: St
 
 
 @contextmanager
-def _on_first_cpu() -> Iterator[None]:
-    """Keep this thread to one processor."""
+def _on_first_cpu() -> Iterator[list[int]]:
+    """Keep this thread to one of its processors, and give the others; the same one when it has no other."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
+    first, *others = sorted(before)
+    os.sched_setaffinity(0, {first})
     try:
-        yield
+        yield others or [first]
     finally:
         os.sched_setaffinity(0, before)
 
