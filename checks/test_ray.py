@@ -18,9 +18,9 @@ from ray.util.placement_group import get_placement_group, remove_placement_group
 
 from qwengyre.core.errors import ConfigError
 from qwengyre.doctor.cluster import examine_cluster
-from qwengyre.runtime.launchers.config import RayConfig, Room
-from qwengyre.runtime.launchers.on_ray import RayLauncher
-from qwengyre.runtime.processes import NoRoom, ProcessFailed
+from qwengyre.launchers.config import RayConfig, Room
+from qwengyre.launchers.on_ray import RayLauncher
+from qwengyre.rpc.processes import NoRoom, ProcessFailed
 from qwengyre.telemetry.records import RolesChanged, RunBegan, StepFinished
 from tests.contract.launchers import DEADLINE_S, LauncherContract, spec_in, wait_gone
 from tests.integration.run_kit import RunKit, executions_done, metrics, summary
@@ -64,8 +64,8 @@ class TestRayLauncher(LauncherContract):
     def program(self, folder: Path) -> str:
         return f"""
 import pathlib
-from qwengyre.runtime.launchers.config import RayConfig
-from qwengyre.runtime.launchers.on_ray import RayLauncher
+from qwengyre.launchers.config import RayConfig
+from qwengyre.launchers.on_ray import RayLauncher
 async def open():
     return await RayLauncher(RayConfig(address={self.address!r}), pathlib.Path({str(folder)!r}), {DEADLINE_S}).open()
 """

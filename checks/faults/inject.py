@@ -17,15 +17,15 @@ import msgspec
 
 from checks.faults import network
 from checks.faults.plan import PAUSE_S, Fault, Noted, Script
+from qwengyre.cell import api
+from qwengyre.cell.cell import CellSpec
 from qwengyre.cli.main import main
 from qwengyre.core.errors import CellFailed
-from qwengyre.runtime import cell_api as api
+from qwengyre.launchers.local import LocalLauncher, LocalLife
 from qwengyre.runtime import train
-from qwengyre.runtime.cell import CellSpec
 from qwengyre.runtime.controller import Controller
 from qwengyre.runtime.fleet import Fleet, LiveCell
 from qwengyre.runtime.gateway_client import GatewayClient
-from qwengyre.runtime.launchers.local import LocalLauncher, LocalLife
 from qwengyre.runtime.steps import CORE
 from qwengyre.scheduler import events as ev
 
@@ -190,7 +190,7 @@ def cells_that_write_down(script: Script) -> None:
     start, launch = asyncio.create_subprocess_exec, LocalLauncher.launch
 
     async def start_recording(*command: str, **options):
-        if "qwengyre.runtime.cell" in command:
+        if "qwengyre.cell.cell" in command:
             words = (sys.executable, "-m", "checks.faults.recording_cell", script.made)
             if script.in_namespaces:
                 words = ("ip", "netns", "exec", network.namespace(Path(command[-1]).stem), *words)

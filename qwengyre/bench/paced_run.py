@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from qwengyre.config.dump import dump_toml
-from qwengyre.config.run import RunConfig
 from qwengyre.core.errors import QwenGyreError
-from qwengyre.engines.paced_plan import PacedPlan
+from qwengyre.paced.plan import PacedPlan
+from qwengyre.runtime.run_config import RunConfig
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.sim.durations import Durations
 from qwengyre.sim.settings import Pool

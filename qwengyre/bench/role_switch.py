@@ -18,7 +18,7 @@ from qwengyre.bench.output import JsonTarget, say, write_json
 from qwengyre.transfer.api import Carrier, Exposure, Region
 
 if TYPE_CHECKING:
-    from qwengyre.runtime.cell import CellSpec
+    from qwengyre.cell.cell import CellSpec
     from qwengyre.runtime.cell_client import CellClient
 
 WIDE: Final = {
@@ -90,8 +90,8 @@ def num_layers(megabytes: float) -> int:
 
 async def switch_cell(model_dir: Path, scratch: Path, kind: str, switches: int) -> Figures:
     from qwengyre.engines.model import read_weights
+    from qwengyre.launchers.local import LocalLauncher
     from qwengyre.runtime.cell_client import CellClient
-    from qwengyre.runtime.launchers.local import LocalLauncher
 
     owner = open_bench_carrier(kind, PREFIX)
     weights = owner.expose(read_weights(model_dir), version=1, epoch=0)
@@ -131,8 +131,8 @@ def _median(values: list[float]) -> float:
 
 
 def cell_spec(model_dir: Path, kind: str) -> CellSpec:
+    from qwengyre.cell.cell import CellSpec
     from qwengyre.engines.config import EngineConfig
-    from qwengyre.runtime.cell import CellSpec
     from qwengyre.trainer.config import TrainerConfig
     from qwengyre.transfer.config import TransferConfig
 
@@ -152,7 +152,7 @@ def cell_spec(model_dir: Path, kind: str) -> CellSpec:
 
 
 async def _there_and_back(client: CellClient, weights: Exposure, pid: int) -> Switched:
-    from qwengyre.runtime import cell_api as api
+    from qwengyre.cell import api
 
     phases_s: dict[str, float] = {}
     before = time.process_time() + process_cpu_s(pid)

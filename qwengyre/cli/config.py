@@ -9,8 +9,8 @@ import typer
 
 from qwengyre.config.dump import dump_toml
 from qwengyre.config.dump import explain as explain_struct
-from qwengyre.config.run import RunConfig, load_run
 from qwengyre.core.errors import ConfigError
+from qwengyre.runtime.run_config import RunConfig, load_run
 
 COMMANDS: Final = {
     "explain": ("qwengyre.cli.config:explain", "Print every key with its meaning, type and default."),

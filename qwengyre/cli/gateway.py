@@ -15,7 +15,7 @@ import typer
 from qwengyre.cli.options import named_as
 from qwengyre.core.errors import ConfigError, EngineError, EngineUnavailable
 from qwengyre.core.ids import ExecutionId, ServerId
-from qwengyre.gateway.completions_engine import CompletionsEngine, ServedModel, served_models
+from qwengyre.engines.completions import CompletionsEngine, ServedModel, served_models
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
 from qwengyre.gateway.records import Opened
 from qwengyre.gateway.serve import GatewayServer

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from qwengyre.config.dump import dump_toml
-from qwengyre.config.run import RunConfig, load_run
 from qwengyre.core.errors import ConfigError, QwenGyreError
+from qwengyre.runtime.run_config import RunConfig, load_run
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.metrics import has_finished
 

@@ -17,7 +17,7 @@ def warmup(
     ] = None,
 ) -> None:
     """Make the small policy that `qwengyre train RUN.toml` starts from, or find it in the cache; print its folder."""
-    from qwengyre.config.run import load_run
+    from qwengyre.runtime.run_config import load_run
     from qwengyre.warmup import warm_up
 
     config = load_run(run_file, overrides or [])

@@ -18,7 +18,7 @@ import qwengyre
 from qwengyre.core.errors import TransferError
 from qwengyre.doctor import machine, transfers
 from qwengyre.doctor.finding import Finding, examine
-from qwengyre.runtime.launchers.on_ray import join_cluster
+from qwengyre.launchers.on_ray import join_cluster
 from qwengyre.transfer.api import Exposure
 
 DEADLINE_S: Final = 120.0

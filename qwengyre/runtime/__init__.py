@@ -1,1 +1,1 @@
-"""Cells as processes, and the controller that drives them: the shell around the pure scheduler."""
+"""The controller of a run: it drives cells and executions around the pure scheduler."""

@@ -7,9 +7,9 @@ from typing import TypeVar
 import httpx
 import msgspec
 
+from qwengyre.cell import api
+from qwengyre.cell.cell import CellAddress
 from qwengyre.core import errors
-from qwengyre.runtime import cell_api as api
-from qwengyre.runtime.cell import CellAddress
 
 Reply = TypeVar("Reply")
 

@@ -17,7 +17,7 @@ from qwengyre.sandbox.preflight import check_harness
 from qwengyre.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
-    from qwengyre.config.run import RunConfig
+    from qwengyre.runtime.run_config import RunConfig
 
 OPTIONAL: Final = ("ray", "mooncake")
 """Values of runtime.launcher and transfer.carrier that need the module of that name, which the extra of that name brings."""

@@ -14,13 +14,13 @@ from qwengyre.core.errors import CellFailed, StaleRead
 from qwengyre.core.ids import ExecutionId, GroupId, MicroStepId, cell_server, execution_id
 from qwengyre.core.records import MicroStep
 from qwengyre.journal import Journal
+from qwengyre.rpc.processes import NoRoom, ProcessFailed
 from qwengyre.runtime.driver import Driver, RunClock
 from qwengyre.runtime.executions import Executions, GroupPlan
 from qwengyre.runtime.fleet import Fleet
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.give_up import Losses, Patience
 from qwengyre.runtime.observer import Observer
-from qwengyre.runtime.processes import NoRoom, ProcessFailed
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
 from qwengyre.runtime.records import ExecutionDone, RoleSwitched
 from qwengyre.runtime.steps import CORE, Steps
@@ -29,7 +29,7 @@ from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from qwengyre.config.run import RunConfig
+    from qwengyre.runtime.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 

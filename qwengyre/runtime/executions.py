@@ -25,7 +25,7 @@ from qwengyre.trajectory.roles import assign_roles
 from qwengyre.trajectory.tree import TrajectoryTree
 
 if TYPE_CHECKING:
-    from qwengyre.config.run import RunConfig
+    from qwengyre.runtime.run_config import RunConfig
 
 log = logging.getLogger(__name__)
 SUMMARIES = frozenset({Role.MAIN_SUMMARY, Role.SUB_AGENT_SUMMARY})

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NoReturn, TypeVar
 
+from qwengyre.cell import api
+from qwengyre.cell.cell import CellSpec
 from qwengyre.core.errors import CellFailed, QwenGyreError
 from qwengyre.core.ids import ServerId, numbered_server
 from qwengyre.engines.api import EngineStats
-from qwengyre.runtime import cell_api as api
-from qwengyre.runtime.cell import CellSpec
+from qwengyre.launchers.api import CellLauncher, CellLife
 from qwengyre.runtime.cell_client import CellClient
 from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.gateway_client import GatewayClient
-from qwengyre.runtime.launchers.api import CellLauncher, CellLife
 
 log = logging.getLogger(__name__)
 Reply = TypeVar("Reply")

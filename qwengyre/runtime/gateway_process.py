@@ -13,10 +13,10 @@ import msgspec
 
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.journal import is_in_use
+from qwengyre.rpc.processes import Supervised, start_process
 from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.fleet import HEARTBEATS_PER_ANSWER, MISSES_UNTIL_LOST
 from qwengyre.runtime.give_up import Losses
-from qwengyre.runtime.processes import Supervised, start_process
 
 log = logging.getLogger(__name__)
 LAST_LIFE_S = 15.0

@@ -28,11 +28,11 @@ from qwengyre.telemetry.summary import Summary, read_summary, write_summary
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats, total_of
 
 if TYPE_CHECKING:
-    from qwengyre.config.run import RunConfig
     from qwengyre.engines.api import EngineStats
     from qwengyre.gateway.control_api import GatewayReport
     from qwengyre.runtime.fleet import Fleet
     from qwengyre.runtime.gateway_client import GatewayClient
+    from qwengyre.runtime.run_config import RunConfig
 
 GB = 1e9
 POLL_S = 2.0

@@ -17,7 +17,7 @@ from qwengyre.sandbox.task import Task, load_tasks
 from qwengyre.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
-    from qwengyre.config.run import RunConfig
+    from qwengyre.runtime.run_config import RunConfig
 
 
 class Prepared(msgspec.Struct, frozen=True):

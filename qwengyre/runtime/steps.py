@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
+from qwengyre.cell import api
 from qwengyre.core.errors import CellFailed, NonFiniteLoss, StaleRead, TrainerError, TransferError
 from qwengyre.core.ids import MicroStepId
 from qwengyre.core.records import MicroStep
-from qwengyre.runtime import cell_api as api
 from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.fleet import Fleet
 from qwengyre.runtime.records import StepPoisoned

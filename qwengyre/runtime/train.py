@@ -16,8 +16,9 @@ from pathlib import Path
 
 import msgspec
 
+from qwengyre.cell import api
+from qwengyre.cell.cell import CellSpec
 from qwengyre.config.harness_rules import read_harness_rules
-from qwengyre.config.run import RunConfig
 from qwengyre.core.errors import CellFailed
 from qwengyre.core.ids import ExecutionId
 from qwengyre.core.records import MicroStep
@@ -25,8 +26,7 @@ from qwengyre.dashboard.live import Screen, outcome_table
 from qwengyre.dashboard.report import write_report
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.journal import Journal, read
-from qwengyre.runtime import cell_api as api
-from qwengyre.runtime.cell import CellSpec
+from qwengyre.launchers import open_launcher
 from qwengyre.runtime.check import check_run
 from qwengyre.runtime.controller import Controller, Stations, members_of
 from qwengyre.runtime.driver import RunClock
@@ -34,11 +34,11 @@ from qwengyre.runtime.executions import Executions, ExecutionSettings
 from qwengyre.runtime.fleet import Fleet
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.gateway_process import GatewayProcess
-from qwengyre.runtime.launchers import open_launcher
 from qwengyre.runtime.observer import Observer
 from qwengyre.runtime.prepare import Prepared, prepare
 from qwengyre.runtime.records import ControllerRecord, RunOpened
 from qwengyre.runtime.recovery import recover
+from qwengyre.runtime.run_config import RunConfig
 from qwengyre.runtime.steps import CORE, Steps
 from qwengyre.sandbox.harness import Gateway
 from qwengyre.sandbox.launcher import Launcher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from qwengyre.engines.paced_plan import PacedPlan
+from qwengyre.paced.plan import PacedPlan
 
 PLAN: Final = PacedPlan(
     executions_s=[[1.0]],

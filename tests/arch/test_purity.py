@@ -91,7 +91,7 @@ def impure_call(call: ast.Call) -> bool:
 
 LIGHT = (
     "qwengyre.cli.main",
-    "qwengyre.config.run",
+    "qwengyre.runtime.run_config",
     "qwengyre.telemetry.metrics",
     "qwengyre.dashboard.report",
     "qwengyre.scheduler.scheduler",

@@ -15,14 +15,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from qwengyre.cell import api
+from qwengyre.cell.cell import CellSpec
 from qwengyre.core.errors import CellFailed, TrainerError
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.remote import RemoteEngine
-from qwengyre.runtime import cell_api as api
-from qwengyre.runtime.cell import CellSpec
+from qwengyre.launchers.api import CellLauncher, CellLife
+from qwengyre.rpc.processes import ProcessFailed
 from qwengyre.runtime.cell_client import CellClient
-from qwengyre.runtime.launchers.api import CellLauncher, CellLife
-from qwengyre.runtime.processes import ProcessFailed
 from qwengyre.testing.paced import PLAN
 from qwengyre.testing.tokenizers import write_byte_tokenizer
 from qwengyre.trainer.config import TrainerConfig

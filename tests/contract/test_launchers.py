@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qwengyre.runtime.launchers.local import LocalLauncher
+from qwengyre.launchers.local import LocalLauncher
 from tests.contract.launchers import DEADLINE_S, LauncherContract
 
 pytestmark = pytest.mark.integration
@@ -24,7 +24,7 @@ class TestLocalLauncher(LauncherContract):
     def program(self, folder: Path) -> str:
         return f"""
 import pathlib
-from qwengyre.runtime.launchers.local import LocalLauncher
+from qwengyre.launchers.local import LocalLauncher
 async def open():
     folder = pathlib.Path({str(folder)!r})
     return LocalLauncher(folder, folder, {DEADLINE_S})

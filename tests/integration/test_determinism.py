@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from qwengyre.config.run import load_run
 from qwengyre.core.records import MicroStep
 from qwengyre.journal import read
 from qwengyre.runtime.prepare import prepare
 from qwengyre.runtime.records import ControllerRecord, Decided
 from qwengyre.runtime.recovery import recover
+from qwengyre.runtime.run_config import load_run
 from qwengyre.scheduler.commands import RunOptimizer
 from qwengyre.trainer.trainer import Trainer
 from qwengyre.transfer.shm import ShmCarrier

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from qwengyre.cell import api
+from qwengyre.cell.ranks.trainer import RANK_LOST
 from qwengyre.core.errors import CellFailed
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.model import read_weights
-from qwengyre.runtime import cell_api as api
+from qwengyre.launchers.local import LocalLauncher
 from qwengyre.runtime.cell_client import CellClient
-from qwengyre.runtime.launchers.local import LocalLauncher
-from qwengyre.runtime.ranked import RANK_LOST
 from qwengyre.testing.engines import write_tiny_qwen3
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.tcp import TcpCarrier

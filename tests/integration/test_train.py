@@ -54,8 +54,8 @@ def test_a_cell_that_loses_a_rank_is_lost_and_comes_back(tmp_path: Path):
     kit = RunKit(tmp_path, steps=4)
     process = kit.start("--set", "scheduler.num_cells=2", "--set", "trainer.ranks=2")
     kit.wait_until(lambda: kit.has_begun() and bool(metrics(kit.run_folder(), StepFinished)), process)
-    cell, *_ = children(process.pid, ("qwengyre.runtime.cell",))
-    [rank] = children(cell, ("qwengyre.runtime.rank_process",))
+    cell, *_ = children(process.pid, ("qwengyre.cell.cell",))
+    [rank] = children(cell, ("qwengyre.cell.ranks.process",))
     kill(rank)
     assert process.wait() == 0, kit.output()
     events = [record for _, record in read(kit.run_folder().controller_journal, ControllerRecord)]

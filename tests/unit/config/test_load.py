@@ -8,8 +8,8 @@ import pytest
 
 from qwengyre.config.dump import dump_toml, explain
 from qwengyre.config.load import load, loads
-from qwengyre.config.run import RunConfig
 from qwengyre.core.errors import ConfigError
+from qwengyre.runtime.run_config import RunConfig
 
 
 class Window(msgspec.Struct, frozen=True):

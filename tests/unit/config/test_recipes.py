@@ -3,7 +3,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from qwengyre.config.run import load_run
+from qwengyre.runtime.run_config import load_run
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 

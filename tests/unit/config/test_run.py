@@ -11,9 +11,9 @@ import pytest
 
 from qwengyre.config.dump import dump_toml
 from qwengyre.config.load import loads
-from qwengyre.config.run import RunConfig, load_run
 from qwengyre.config.shape import keys
 from qwengyre.core.errors import ConfigError
+from qwengyre.runtime.run_config import RunConfig, load_run
 
 RECIPES = sorted((Path(__file__).parents[3] / "recipes").glob("*.toml"))
 
@@ -38,7 +38,7 @@ def test_a_misspelt_key_of_a_component_is_found(tmp_path: Path):
 
 
 def test_reading_a_run_file_imports_no_torch():
-    code = "import sys, qwengyre.config.run; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, qwengyre.runtime.run_config; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

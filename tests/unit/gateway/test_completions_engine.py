@@ -12,7 +12,7 @@ import pytest
 from qwengyre.core.arrays import TOKEN, pack
 from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable
 from qwengyre.engines.api import GenerateRequest, Sampling
-from qwengyre.gateway.completions_engine import CompletionsEngine
+from qwengyre.engines.completions import CompletionsEngine
 
 SAMPLING = Sampling(temperature=0.7, max_tokens=9, stop_token_ids=(5,), seed=1 << 40, first_index=2)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from qwengyre.cell import api
+from qwengyre.cell.cell import CellAddress
 from qwengyre.core.errors import (
     CellFailed,
     ContextOverflow,
@@ -13,8 +15,6 @@ from qwengyre.core.errors import (
     QwenGyreError,
     StaleRead,
 )
-from qwengyre.runtime import cell_api as api
-from qwengyre.runtime.cell import CellAddress
 from qwengyre.runtime.cell_client import CellClient
 
 CLIENT = CellClient(CellAddress(3, 0, "http://127.0.0.1:1", "tcp://127.0.0.1:1", 1), "token")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from qwengyre.config.run import load_run
 from qwengyre.core.errors import ConfigError
 from qwengyre.runtime.check import check_run
+from qwengyre.runtime.run_config import load_run
 from tests.integration.run_kit import RunKit
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from qwengyre.cell import api
+from qwengyre.cell.cell import Cell, CellSpec
+from qwengyre.cell.kinds import Stations
 from qwengyre.core.errors import CellFailed, EngineError, StaleRead, TrainerError
 from qwengyre.engines.config import EngineConfig
-from qwengyre.runtime import cell_api as api
-from qwengyre.runtime.cell import Cell, CellSpec
-from qwengyre.runtime.stations import Stations
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
 from qwengyre.transfer.config import TransferConfig

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from qwengyre.cell import api
 from qwengyre.core.errors import CellFailed, MembershipBroken, NonFiniteLoss, StaleRead, TrainerError, TransferError
 from qwengyre.core.records import MicroStep
-from qwengyre.runtime import cell_api as api
 from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.steps import COMPUTE_TRIES, REDUCE_TRIES, Steps
 from qwengyre.scheduler import commands as cmd

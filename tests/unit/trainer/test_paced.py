@@ -8,8 +8,8 @@ import pytest
 
 from qwengyre.core.errors import TrainerError
 from qwengyre.core.records import MicroStep, TrainingExecution
+from qwengyre.paced.trainer import PacedMembers, PacedTrainer
 from qwengyre.testing.paced import PLAN
-from qwengyre.trainer.paced import PacedMembers, PacedTrainer
 from qwengyre.transfer.shm import ShmCarrier, cleanup
 
 MICRO_STEP = MicroStep("s000002-g000000-m0", 2, (TrainingExecution("e000000-0", 0, 0.5, 1.0, (), 7),), 30)

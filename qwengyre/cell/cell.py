@@ -1,4 +1,4 @@
-"""One cell: a process with an engine, a trainer and a control API. `python -m qwengyre.runtime.cell SPEC.json`.
+"""One cell: a process with an engine, a trainer and a control API. `python -m qwengyre.cell.cell SPEC.json`.
 
 The event loop serves control and data plane; the engine has its own thread, the trainer one more. Only one of the
 two holds memory and computes at a time (see `role`). Never decides anything: the controller's scheduler does.
@@ -25,14 +25,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from qwengyre.cell import api
+from qwengyre.cell.kinds import Home, Stations, build_stations
+from qwengyre.cell.ranks.rendezvous import Meeting
 from qwengyre.core.errors import CellFailed, QwenGyreError, TransferError
 from qwengyre.engines.api import Engine
 from qwengyre.engines.config import EngineConfig
-from qwengyre.runtime import cell_api as api
-from qwengyre.runtime.control_http import MAX_BODY_BYTES, bearer_matches
-from qwengyre.runtime.meeting import Meeting
-from qwengyre.runtime.processes import announce, exit_with_parent
-from qwengyre.runtime.stations import Home, Stations, build_stations
+from qwengyre.rpc.http import MAX_BODY_BYTES, bearer_matches
+from qwengyre.rpc.processes import announce, exit_with_parent
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from qwengyre.paced.trainer import PacedMembers
     from qwengyre.trainer.members import Members
-    from qwengyre.trainer.paced import PacedMembers
 
 log = logging.getLogger("qwengyre.cell")
 Result = TypeVar("Result")

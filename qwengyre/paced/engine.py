@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused, StaleRead
 from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.config import EngineConfig
-from qwengyre.engines.paced_plan import PacedPlan
+from qwengyre.paced.plan import PacedPlan
 from qwengyre.transfer.api import Carrier, Exposure
 
 NUM_CHUNKS: Final = 4

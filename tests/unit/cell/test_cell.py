@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from qwengyre.cell import api
+from qwengyre.cell.cell import Cell, CellSpec
+from qwengyre.cell.kinds import NoTrainer, Stations
 from qwengyre.core.errors import CellFailed
 from qwengyre.engines.api import Capacity, EngineStats
 from qwengyre.engines.config import EngineConfig
-from qwengyre.runtime import cell_api as api
-from qwengyre.runtime.cell import Cell, CellSpec
-from qwengyre.runtime.stations import NoTrainer, Stations
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.config import TransferConfig
 

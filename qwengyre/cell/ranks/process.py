@@ -1,4 +1,4 @@
-"""`python -m qwengyre.runtime.rank_process WHERE`: one rank of a cell, ordered by the cell over one connection.
+"""`python -m qwengyre.cell.ranks.process WHERE`: one rank of a cell, ordered by the cell over one connection.
 
 WHERE is the connection's file descriptor in a child of the cell; on another machine a file with a `Joining`.
 """
@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import torch.distributed as dist
 
+from qwengyre.cell.ranks.rank import Rank, RankSpec, Refusal
+from qwengyre.cell.ranks.rendezvous import Joining
 from qwengyre.core.errors import QwenGyreError
-from qwengyre.runtime.meeting import Joining
-from qwengyre.runtime.rank import Rank, RankSpec, Refusal
 from qwengyre.telemetry.log_lines import log_to
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from qwengyre.runtime.cell import CellAddress, CellSpec
-from qwengyre.runtime.launchers.local import LocalLauncher
-from qwengyre.runtime.processes import POLL_S, ProcessFailed, Supervised, log_tail
+from qwengyre.cell.cell import CellAddress, CellSpec
+from qwengyre.launchers.local import LocalLauncher
+from qwengyre.rpc.processes import POLL_S, ProcessFailed, Supervised, log_tail
 
 
 class NotServing(msgspec.Struct, frozen=True, tag=True):

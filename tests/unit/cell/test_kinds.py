@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from qwengyre.cell.kinds import Home, build_stations
+from qwengyre.cell.ranks.rendezvous import Meeting
 from qwengyre.core.errors import ConfigError, TrainerError
 from qwengyre.engines.config import EngineConfig
-from qwengyre.engines.paced import PacedEngine
-from qwengyre.runtime.meeting import Meeting
-from qwengyre.runtime.stations import Home, build_stations
+from qwengyre.paced.engine import PacedEngine
+from qwengyre.paced.trainer import PacedTrainer
 from qwengyre.testing.paced import PLAN
 from qwengyre.testing.tokenizers import write_byte_tokenizer
 from qwengyre.trainer.config import TrainerConfig
-from qwengyre.trainer.paced import PacedTrainer
 from qwengyre.transfer.carriers import CarrierPlace
 from qwengyre.transfer.config import TransferConfig
 

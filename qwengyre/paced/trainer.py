@@ -15,7 +15,7 @@ import numpy as np
 
 from qwengyre.core.errors import TrainerError
 from qwengyre.core.records import MicroStep
-from qwengyre.engines.paced_plan import PacedPlan
+from qwengyre.paced.plan import PacedPlan
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
 from qwengyre.transfer.api import Carrier, Exposure
 

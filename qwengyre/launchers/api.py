@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from qwengyre.runtime.cell import CellAddress, CellSpec
+from qwengyre.cell.cell import CellAddress, CellSpec
 
 
 class CellLife(Protocol):

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from qwengyre.cell.ranks.rendezvous import Meeting
 from qwengyre.core.errors import ConfigError, TrainerError
 from qwengyre.engines.api import Engine
 from qwengyre.engines.config import EngineConfig
-from qwengyre.runtime.meeting import Meeting
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Carrier
 from qwengyre.transfer.carriers import CarrierPlace
 
 if TYPE_CHECKING:
-    from qwengyre.runtime.ranked import RankedMembers, RankedTrainer
+    from qwengyre.cell.ranks.trainer import RankedMembers, RankedTrainer
+    from qwengyre.paced.trainer import PacedMembers, PacedTrainer
     from qwengyre.trainer.members import Members
-    from qwengyre.trainer.paced import PacedMembers, PacedTrainer
     from qwengyre.trainer.trainer import Trainer
 
 
@@ -98,7 +98,7 @@ def _trainer(
 ) -> tuple[Trainer | RankedTrainer, Callable[[int, int, str, int, float], Members | RankedMembers]]:
     """The trainer of a cell, and how it meets those of the other cells."""
     if trainer.ranks > 1:
-        from qwengyre.runtime.ranked import RankedTrainer
+        from qwengyre.cell.ranks.trainer import RankedTrainer
 
         ranked = RankedTrainer(model_dir, trainer, home)
         return ranked, ranked.connect_members
@@ -116,9 +116,9 @@ def _serving_only(engine: Engine) -> Stations:
 def _paced(model_dir: Path, engine: EngineConfig, carrier: Carrier) -> Stations:
     from tokenizers import Tokenizer
 
-    from qwengyre.engines.paced import PacedEngine
-    from qwengyre.engines.paced_plan import PacedPlan
-    from qwengyre.trainer.paced import PacedMembers, PacedTrainer
+    from qwengyre.paced.engine import PacedEngine
+    from qwengyre.paced.plan import PacedPlan
+    from qwengyre.paced.trainer import PacedMembers, PacedTrainer
 
     plan = PacedPlan.read(engine.paced_plan)
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))

@@ -1,7 +1,7 @@
 """Supervised subprocesses that die with their parent and say when they serve.
 
 A child holds the read end of a pipe as its stdin; when the parent goes, however it goes, the pipe closes and the child exits. The kernel
-kills what cannot notice (`runtime/supervised.py`).
+kills what cannot notice (`rpc/supervised.py`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ async def start_process(
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "qwengyre.runtime.supervised",
+            "qwengyre.rpc.supervised",
             module,
             *arguments,
             stdin=asyncio.subprocess.PIPE,

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from qwengyre.cell.cell import CellAddress, CellSpec
 from qwengyre.core.errors import ConfigError
-from qwengyre.runtime.cell import CellAddress, CellSpec
-from qwengyre.runtime.launchers.cell_host import CellHost, Joined, Launched, NotServing, Serving
-from qwengyre.runtime.launchers.config import RayConfig, Room
-from qwengyre.runtime.processes import NoRoom, ProcessFailed
+from qwengyre.launchers.cell_host import CellHost, Joined, Launched, NotServing, Serving
+from qwengyre.launchers.config import RayConfig, Room
+from qwengyre.rpc.processes import NoRoom, ProcessFailed
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

@@ -13,8 +13,8 @@ import pytest
 from qwengyre.core.errors import ConfigError, ContextOverflow, EngineError, EngineUnavailable, KVRefused
 from qwengyre.engines.api import GenerateRequest, Sampling
 from qwengyre.engines.config import EngineConfig
-from qwengyre.engines.paced import PacedEngine
-from qwengyre.engines.paced_plan import PacedPlan
+from qwengyre.paced.engine import PacedEngine
+from qwengyre.paced.plan import PacedPlan
 from qwengyre.testing.paced import PLAN
 from qwengyre.testing.tokenizers import byte_tokenizer
 from qwengyre.transfer.shm import ShmCarrier, cleanup

@@ -1,4 +1,4 @@
-"""`python -m qwengyre.runtime.supervised MODULE ARGUMENTS`: a module as a program that the kernel kills when its parent ends.
+"""`python -m qwengyre.rpc.supervised MODULE ARGUMENTS`: a module as a program that the kernel kills when its parent ends.
 
 Even while it is stopped (SIGSTOP), when it could not notice by itself.
 """

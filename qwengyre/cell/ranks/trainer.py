@@ -19,12 +19,12 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
+from qwengyre.cell.kinds import Home
+from qwengyre.cell.ranks.rank import Rank, RankSpec, Refusal
+from qwengyre.cell.ranks.rendezvous import Meeting
 from qwengyre.core.errors import QwenGyreError, renewed
 from qwengyre.core.records import MicroStep
-from qwengyre.runtime.meeting import Meeting
-from qwengyre.runtime.processes import announce
-from qwengyre.runtime.rank import Rank, RankSpec, Refusal
-from qwengyre.runtime.stations import Home
+from qwengyre.rpc.processes import announce
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats, total_of
 from qwengyre.transfer.api import Exposure
@@ -141,7 +141,7 @@ class RankedMembers:
 def start_rank(spec: RankSpec) -> Connection:
     """A child process for one rank; when it ends, this process ends."""
     ours, its = Pipe()
-    program = [sys.executable, "-m", "qwengyre.runtime.supervised", "qwengyre.runtime.rank_process", str(its.fileno())]
+    program = [sys.executable, "-m", "qwengyre.rpc.supervised", "qwengyre.cell.ranks.process", str(its.fileno())]
     process = subprocess.Popen(program, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
     its.close()
     ours.send(spec)

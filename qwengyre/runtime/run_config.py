@@ -10,8 +10,8 @@ from qwengyre.config.load import load
 from qwengyre.config.paths import absolute, with_absolute_paths
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig
+from qwengyre.launchers.config import RayConfig
 from qwengyre.runtime.config import EvaluationConfig, PolicyConfig, RuntimeConfig, TasksConfig
-from qwengyre.runtime.launchers.config import RayConfig
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.trainer.config import TrainerConfig

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from qwengyre.runtime.cell import CellAddress, CellSpec
-from qwengyre.runtime.meeting import Joining
-from qwengyre.runtime.processes import Supervised, start_process
+from qwengyre.cell.cell import CellAddress, CellSpec
+from qwengyre.cell.ranks.rendezvous import Joining
+from qwengyre.rpc.processes import Supervised, start_process
 
 
 class LocalLife:
@@ -38,7 +38,7 @@ class LocalLauncher:
         ranks_file = self.ranks_file(name)
         ranks_file.unlink(missing_ok=True)
         spec = msgspec.structs.replace(spec, host=self._host, ready_file=str(ready_file), ranks_file=str(ranks_file))
-        process = await self._start("qwengyre.runtime.cell", name, spec, spec.threads)
+        process = await self._start("qwengyre.cell.cell", name, spec, spec.threads)
         return LocalLife(msgspec.json.decode(ready_file.read_bytes(), type=CellAddress), process)
 
     def ranks_file(self, name: str) -> Path:
@@ -52,7 +52,7 @@ class LocalLauncher:
     async def _join(self, name: str, spec: CellSpec, rank: int, at: str) -> Supervised:
         ready_file = self._private / f"{name}.ready"
         joining = Joining(rank, at, spec.token, self._host, str(ready_file))
-        return await self._start("qwengyre.runtime.rank_process", name, joining, spec.threads)
+        return await self._start("qwengyre.cell.ranks.process", name, joining, spec.threads)
 
     async def _start(self, module: str, name: str, orders: CellSpec | Joining, threads: int) -> Supervised:
         """A process that reads its orders from a file for this user only."""

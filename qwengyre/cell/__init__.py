@@ -1,0 +1,1 @@
+"""One cell: what it runs, its kinds of engine and trainer, and the ranks that it trains with."""

@@ -1,0 +1,1 @@
+"""The ranks of a cell: processes that train on one shard each, and their rendezvous."""
