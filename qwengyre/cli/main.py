@@ -59,13 +59,19 @@ def application(arguments: list[str]) -> typer.Typer:
     return app
 
 
-def _options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-) -> None:
-    if version:
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
         typer.echo(f"qwengyre {qwengyre.__version__}")
         raise typer.Exit()
+
+
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options that stand before the command. `--version` is eager: it needs no command."""
 
 
 def _register(app: typer.Typer, commands: Commands, words: list[str], show_traceback: bool) -> None:

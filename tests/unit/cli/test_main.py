@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import qwengyre
 from qwengyre.cli import main as cli
 from qwengyre.core.errors import ConfigError
 
@@ -28,6 +30,16 @@ def test_help_lists_every_command_and_imports_none_of_them():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert all(name in done.stdout for name in cli.COMMANDS)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("--debug", "--version"), ("--version", "train")], ids=" ".join)
+def test_version_needs_no_command(arguments: tuple[str, ...]):
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, f"qwengyre {qwengyre.__version__}\n", "")
+
+
+def test_the_version_is_that_of_the_package():
+    assert qwengyre.__version__ == importlib.metadata.version("qwengyre")
 
 
 def test_an_error_of_the_user_is_one_line_on_stderr_and_exit_code_2(monkeypatch: pytest.MonkeyPatch):
