@@ -5,7 +5,6 @@ Needs the extra `ray`. Each node runs a `Probe`; what crosses is JSON.
 
 from __future__ import annotations
 
-import importlib.metadata
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import qwengyre
 from qwengyre.core.errors import TransferError
 from qwengyre.doctor import machine, transfers
 from qwengyre.doctor.finding import Finding, examine
+from qwengyre.doctor.installed import installed_version
 from qwengyre.launchers.on_ray import join_cluster
 from qwengyre.transfer.api import Exposure
 
@@ -51,7 +51,7 @@ class Probe:
 
     def facts(self, shared: str, word: str) -> bytes:
         path = Path(shared)
-        packages = {name: _version(name) for name in COMPARED}
+        packages = {name: installed_version(name) or "none" for name in COMPARED}
         sees = path.is_file() and path.read_text() == word
         return msgspec.json.encode(Facts(machine.python()[0].found, qwengyre.__version__, packages, sees))
 
@@ -68,13 +68,6 @@ class Probe:
             return msgspec.json.encode(transfers.measure(msgspec.json.decode(exposure, type=Exposure), self._host))
         except TransferError as error:
             return str(error)
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
 
 
 def examine_cluster(address: str, shared: Path) -> list[Finding]:

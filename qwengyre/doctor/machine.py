@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
-import importlib.util
 import os
+import re
 import resource
 import shutil
 import socket
@@ -15,6 +14,7 @@ from typing import Final
 
 from qwengyre.core.errors import SandboxError
 from qwengyre.doctor.finding import Examination, Finding
+from qwengyre.doctor.installed import installed_version
 
 NEEDED: Final = ("torch", "transformers", "tokenizers", "renderers", "safetensors", "msgspec", "starlette", "uvicorn", "httpx")
 OPTIONAL: Final = {
@@ -35,23 +35,21 @@ def python() -> list[Finding]:
 
 
 def packages() -> list[Finding]:
-    findings = []
-    for name in NEEDED:
-        try:
-            findings.append(Finding(name, "ok", importlib.metadata.version(name)))
-        except importlib.metadata.PackageNotFoundError:
-            findings.append(Finding(name, "missing", "not installed", "run `make setup`"))
-    return findings
+    return [
+        Finding(name, "ok", version)
+        if (version := installed_version(name))
+        else Finding(name, "missing", "not installed", "run `make setup`")
+        for name in NEEDED
+    ]
 
 
 def optional_packages() -> list[Finding]:
-    findings = []
-    for name, todo in OPTIONAL.items():
-        if importlib.util.find_spec(name) is None:
-            findings.append(Finding(name, "note", "not installed, and not needed on one machine with CPUs", todo))
-        else:
-            findings.append(Finding(name, "ok", importlib.metadata.version(name)))
-    return findings
+    return [
+        Finding(name, "ok", version)
+        if (version := installed_version(name))
+        else Finding(name, "note", "not installed, and not needed on one machine with CPUs", todo)
+        for name, todo in OPTIONAL.items()
+    ]
 
 
 def isolation() -> list[Finding]:
@@ -77,8 +75,10 @@ def cores() -> list[Finding]:
 
 
 def memory(meminfo: Path = Path("/proc/meminfo")) -> list[Finding]:
-    values = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-    available_gb = int(values["MemAvailable"].split()[0]) * 1024 / 1e9
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE)
+    if found is None:
+        return [Finding("memory", "note", f"{meminfo} does not say how much is free", "look with `free`")]
+    available_gb = int(found[1]) * 1024 / 1e9
     enough = available_gb >= MIN_MEMORY_GB
     todo = "" if enough else f"the quickstart needs up to {MIN_MEMORY_GB:g} GB: fewer cells or harnesses need less"
     return [Finding("memory", "ok" if enough else "note", f"{available_gb:.1f} GB free", todo)]
@@ -107,8 +107,10 @@ def open_files() -> list[Finding]:
 
 
 def accelerators() -> list[Finding]:
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:  # missing, or a library of it is
+        return [Finding("accelerator", "missing", f"torch cannot be imported: {error}", "run `make setup`")]
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         found = ", ".join(f"{p.name} {p.total_memory / 1e9:.0f} GB" for p in names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes.util
-import importlib.util
 import os
 import resource
 import subprocess
@@ -17,6 +16,7 @@ import numpy as np
 
 from qwengyre.core.errors import ConfigError, TransferError
 from qwengyre.doctor.finding import Examination, Finding
+from qwengyre.doctor.installed import is_installed
 from qwengyre.transfer.api import Exposure
 from qwengyre.transfer.carriers import open_carrier
 from qwengyre.transfer.config import TransferConfig
@@ -53,7 +53,7 @@ def _rdma_needs() -> list[Finding]:
         findings.append(
             Finding("locked memory", "missing", f"at most {soft} bytes", "`ulimit -l unlimited`: RDMA pins what it reads")
         )
-    if importlib.util.find_spec("mooncake") is None:
+    if not is_installed("mooncake"):
         todo = "install the Mooncake Transfer Engine (docs/transfer.md), or use TCP"
         findings.append(Finding("mooncake", "note", "not installed: RDMA devices stay unused", todo))
     if _has_nvidia() and not Path("/sys/module/nvidia_peermem").exists():

