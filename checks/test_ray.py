@@ -16,11 +16,10 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.placement_group import get_placement_group, remove_placement_group
 
-from qwengyre.core.errors import ConfigError
+from qwengyre.core.errors import ConfigError, NoRoom, ProcessFailed
 from qwengyre.doctor.cluster import examine_cluster
 from qwengyre.launchers.config import RayConfig, Room
 from qwengyre.launchers.on_ray import RayLauncher
-from qwengyre.rpc.processes import NoRoom, ProcessFailed
 from qwengyre.telemetry.records import RolesChanged, RunBegan, StepFinished
 from tests.contract.launchers import DEADLINE_S, LauncherContract, spec_in, wait_gone
 from tests.integration.run_kit import RunKit, executions_done, metrics, summary

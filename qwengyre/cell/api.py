@@ -15,6 +15,7 @@ import msgspec
 
 from qwengyre.core.records import MicroStep
 from qwengyre.engines.api import Capacity, EngineStats
+from qwengyre.rpc.refusal import Refused
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
 from qwengyre.transfer.api import Exposure
 
@@ -148,13 +149,6 @@ class Applied(msgspec.Struct, frozen=True, tag=True):
 
 class Exposed(msgspec.Struct, frozen=True, tag=True):
     snapshot: Exposure
-
-
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The operation failed with a typed error; the process lives on."""
-
-    error: str
-    message: str
 
 
 Operation = (

@@ -33,6 +33,7 @@ from qwengyre.engines.api import Engine
 from qwengyre.engines.config import EngineConfig
 from qwengyre.rpc.http import MAX_BODY_BYTES, bearer_matches
 from qwengyre.rpc.processes import announce, exit_with_parent
+from qwengyre.rpc.refusal import describe
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
@@ -281,7 +282,7 @@ def build_app(cell: Cell) -> Starlette:
         try:
             answer: api.Answer = await cell.handle(decode(body))
         except QwenGyreError as error:
-            answer = api.Refused(type(error).__name__, str(error))
+            answer = describe(error)
         except Exception:
             log.exception("operation_failed")
             raise

@@ -29,8 +29,17 @@
     ├── EvaluatorFailed        the evaluator crashed: not a score of 0
     ├── WarmupFailed           the process that makes the policy to start from ended badly
     │   └── PolicyNotReady
-    └── CellFailed             a cell died, stalled, or answered from another epoch
+    ├── WireError              two processes of a run that did not understand one another (`rpc/`)
+    │   ├── Unreachable        nobody answers there, or the reply did not come in time
+    │   └── MessageTooLarge
+    ├── ProcessFailed          a process of ours did not come up
+    ├── NoRoom                 the cluster has no place for a process now
+    ├── ProcessGaveUp          a process of ours is lost again and again
+    ├── GatewayFailed          the gateway refused a request, or was away longer than the deadline
+    ├── UnknownExecution       the gateway was asked for an execution that nobody opened
+    └── CellFailed             a cell died, stalled, or answered from another incarnation
 
+Each of them crosses from process to process by `rpc/refusal.py`: it arrives with its type, its message and its fields.
 A failed execution is data (`core.records.Outcome`), never an exception.
 """
 
@@ -39,15 +48,6 @@ from __future__ import annotations
 
 class QwenGyreError(Exception):
     """Base of every error that a user may meet. `str(error)` is a sentence that says what to do."""
-
-
-def renewed(kind: str, message: str) -> QwenGyreError:
-    """An error of another process: of its type where there is one of that name, with its message."""
-    found = globals().get(kind)
-    error_type = found if isinstance(found, type) and issubclass(found, QwenGyreError) else QwenGyreError
-    error = error_type.__new__(error_type)
-    Exception.__init__(error, message)
-    return error
 
 
 class ConfigError(QwenGyreError):
@@ -217,6 +217,61 @@ class PolicyNotReady(WarmupFailed):
     def __init__(self, skill: str, least: str):
         self.skill, self.least = skill, least
         QwenGyreError.__init__(self, f"the policy {skill}, but needs {least}: raise warmup.max_updates or num_demonstrations")
+
+
+class WireError(QwenGyreError):
+    """A message of another process that cannot be used, or a request that broke off at the other end: its log says why."""
+
+
+class Unreachable(WireError):
+    """Nobody answers at an address, the connection broke, or the reply did not come within the deadline."""
+
+    def __init__(self, address: str, reason: str):
+        self.address, self.reason = address, reason
+        super().__init__(f"{address}: {reason}")
+
+
+class MessageTooLarge(WireError):
+    """A message above the one bound of every wire. It was not sent, or not read; nothing of it was used."""
+
+    def __init__(self, what: str, *, num_bytes: int, max_bytes: int):
+        self.what, self.num_bytes, self.max_bytes = what, num_bytes, max_bytes
+        super().__init__(f"{what}: {num_bytes} bytes, and a message can have {max_bytes}")
+
+
+class ProcessFailed(QwenGyreError):
+    """A process of ours did not come up, or ended by itself."""
+
+    def __init__(self, name: str, reason: str, *, log_path: str, tail: str):
+        """`tail` is the end of its log, which may be on another machine."""
+        self.name, self.reason, self.log_path, self.tail = name, reason, log_path, tail
+        super().__init__(f"{name}: {reason}; its log ({log_path}) ends with:\n{tail}")
+
+
+class NoRoom(QwenGyreError):
+    """There is no place for a process now; there may be later."""
+
+    def __init__(self, name: str, reason: str):
+        self.name, self.reason = name, reason
+        super().__init__(f"{name}: {reason}")
+
+
+class ProcessGaveUp(QwenGyreError):
+    """A process that is lost again and again: it is broken, and starting it once more mends nothing."""
+
+    def __init__(self, name: str, last_words: str, *, num_losses: int, within_s: float):
+        self.name, self.last_words, self.num_losses, self.within_s = name, last_words, num_losses, within_s
+        super().__init__(f"{name} was lost {num_losses} times within {within_s:g} s; {last_words}")
+
+
+class GatewayFailed(QwenGyreError):
+    """The gateway refused a request, or was away longer than the deadline."""
+
+
+class UnknownExecution(QwenGyreError):
+    def __init__(self, execution: str):
+        self.execution = execution
+        super().__init__(f"{execution} was never opened here")
 
 
 class CellFailed(QwenGyreError):

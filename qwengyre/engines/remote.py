@@ -9,10 +9,11 @@ from typing import Literal
 
 import msgspec
 
-from qwengyre.core.errors import EngineUnavailable, QwenGyreError
+from qwengyre.core.errors import EngineError, EngineUnavailable, QwenGyreError, TransferError
 from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.server import split_address
-from qwengyre.engines.wire import Answer, Ask, Chunks, Failed, FrameProtocol, FromServer, Hello, Start, Status, rebuild
+from qwengyre.engines.wire import Answer, Ask, Chunks, Failed, FrameProtocol, FromServer, Hello, Start, Status
+from qwengyre.rpc.refusal import Refused, rebuild
 from qwengyre.transfer.api import Exposure
 
 
@@ -149,7 +150,7 @@ class RemoteEngine:
         finally:
             self._answers.pop(number, None)
         if answer.failure is not None:
-            raise rebuild(answer.failure)
+            raise _as_an_engines(answer.failure)
         return answer
 
     def _on_message(self, message: FromServer) -> None:
@@ -162,7 +163,7 @@ class RemoteEngine:
             if self._welcome is not None and not self._welcome.done():
                 self._welcome.set_result(None)
         elif isinstance(message, Failed):
-            self._pass_on(message.request_id, rebuild(message.failure), is_last=True)
+            self._pass_on(message.request_id, _as_an_engines(message.failure), is_last=True)
         elif (future := self._answers.get(message.number)) and not future.done():
             future.set_result(message)
 
@@ -203,3 +204,9 @@ class RemoteEngine:
         if self._status is None:
             raise EngineUnavailable(f"not connected to {self.address} yet")
         return self._status
+
+
+def _as_an_engines(refused: Refused) -> QwenGyreError:
+    """The error that the engine raised; one that engines do not raise is, to who calls one, an engine that does not serve."""
+    error = rebuild(refused)
+    return error if isinstance(error, (EngineError, TransferError)) else EngineUnavailable(f"{refused.kind}: {error}")

@@ -22,8 +22,8 @@ from qwengyre.engines.wire import (
     Hello,
     Start,
     Status,
-    describe,
 )
+from qwengyre.rpc.refusal import describe
 
 
 class EngineServer:

@@ -14,9 +14,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from qwengyre.core import errors
-from qwengyre.core.errors import ContextOverflow, EngineUnavailable, QwenGyreError
 from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
+from qwengyre.rpc.refusal import Refused
 from qwengyre.transfer.api import Exposure
 
 LENGTH = struct.Struct("<I")
@@ -25,15 +24,6 @@ MAX_BACKLOG_BYTES = 64 << 20
 """Bytes that a peer may leave unread before it is taken for dead."""
 HEARTBEAT_S = 1.0
 HELLO_DEADLINE_S = 10.0
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """An error of `core.errors` on its way to the other side."""
-
-    kind: str
-    message: str
-    num_tokens: int = 0
-    max_tokens: int = 0
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -62,7 +52,7 @@ class Answer(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     number: int
     handle: KVHandle | None = None
     num_tokens: int = 0
-    failure: Failure | None = None
+    failure: Refused | None = None
 
 
 class Chunks(msgspec.Struct, frozen=True, tag=True):
@@ -73,7 +63,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """A request ended with an error."""
 
     request_id: str
-    failure: Failure
+    failure: Refused
 
 
 class Status(msgspec.Struct, frozen=True, tag=True):
@@ -84,22 +74,6 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 
 FromClient = Hello | Start | Ask
 FromServer = Status | Chunks | Answer | Failed
-
-
-def describe(error: QwenGyreError) -> Failure:
-    if isinstance(error, ContextOverflow):
-        return Failure("ContextOverflow", str(error), error.num_tokens, error.max_tokens)
-    return Failure(type(error).__name__, str(error))
-
-
-def rebuild(failure: Failure) -> QwenGyreError:
-    """The error that `describe` saw; one that this side does not know becomes EngineUnavailable."""
-    if failure.kind == "ContextOverflow":
-        return ContextOverflow(num_tokens=failure.num_tokens, max_tokens=failure.max_tokens)
-    kind = getattr(errors, failure.kind, None)
-    if isinstance(kind, type) and issubclass(kind, QwenGyreError) and kind.__init__ is QwenGyreError.__init__:
-        return kind(failure.message)
-    return EngineUnavailable(f"{failure.kind}: {failure.message}")
 
 
 class FrameProtocol(asyncio.Protocol):

@@ -9,15 +9,10 @@ from pathlib import Path
 import msgspec
 
 from qwengyre.cell.cell import CellAddress, CellSpec
+from qwengyre.core.errors import ProcessFailed
 from qwengyre.launchers.local import LocalLauncher
-from qwengyre.rpc.processes import POLL_S, ProcessFailed, Supervised, log_tail
-
-
-class NotServing(msgspec.Struct, frozen=True, tag=True):
-    """Why the cell did not come up, and the end of its log."""
-
-    reason: str
-    log_tail: str
+from qwengyre.rpc.processes import POLL_S, Supervised
+from qwengyre.rpc.refusal import Refused, describe
 
 
 class Serving(msgspec.Struct, frozen=True, tag=True):
@@ -32,11 +27,11 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
     node: str
 
 
-Launched = Serving | NotServing | Joined
+HostReply = Serving | Joined | Refused
 
 
 class CellHost:
-    """Becomes an actor in `launchers/on_ray.py`. What crosses to the driver is JSON: our errors do not survive pickling."""
+    """Becomes an actor in `launchers/on_ray.py`. Ray carries bytes to and fro; the records in them are `rpc`'s, so that errors arrive as they are."""
 
     def __init__(self, logs: str, start_timeout_s: float) -> None:
         import ray
@@ -51,10 +46,10 @@ class CellHost:
     async def launch(self, name: str, spec: bytes) -> bytes:
         self._logs.mkdir(parents=True, exist_ok=True)
         try:
-            self._life = await self._launcher.launch(name, msgspec.json.decode(spec, type=CellSpec))
+            self._life = await self._launcher.launch(name, msgspec.msgpack.decode(spec, type=CellSpec))
         except ProcessFailed as error:
-            return _not_serving(error)
-        return msgspec.json.encode(Serving(self._life.address, self._node))
+            return msgspec.msgpack.encode(describe(error))
+        return msgspec.msgpack.encode(Serving(self._life.address, self._node))
 
     async def ranks_address(self, name: str) -> str:
         """Where the cell that is being launched here waits for ranks of other nodes; the driver has a deadline for it."""
@@ -66,10 +61,10 @@ class CellHost:
     async def join(self, name: str, spec: bytes, ranks: list[int], at: str) -> bytes:
         self._logs.mkdir(parents=True, exist_ok=True)
         try:
-            self._ranks = await self._launcher.join(name, msgspec.json.decode(spec, type=CellSpec), ranks, at)
+            self._ranks = await self._launcher.join(name, msgspec.msgpack.decode(spec, type=CellSpec), ranks, at)
         except ProcessFailed as error:
-            return _not_serving(error)
-        return msgspec.json.encode(Joined(self._node))
+            return msgspec.msgpack.encode(describe(error))
+        return msgspec.msgpack.encode(Joined(self._node))
 
     async def wait_end(self) -> str:
         if self._life is not None:
@@ -84,7 +79,3 @@ class CellHost:
             await self._life.stop()
         for rank in self._ranks:
             await rank.stop()
-
-
-def _not_serving(error: ProcessFailed) -> bytes:
-    return msgspec.json.encode(NotServing(error.reason, log_tail(error.log_path)))

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from qwengyre.cell.cell import CellAddress, CellSpec
-from qwengyre.core.errors import ConfigError
-from qwengyre.launchers.cell_host import CellHost, Joined, Launched, NotServing, Serving
+from qwengyre.core.errors import ConfigError, NoRoom, ProcessFailed
+from qwengyre.launchers.cell_host import CellHost, HostReply, Joined, Serving
 from qwengyre.launchers.config import RayConfig, Room
-from qwengyre.rpc.processes import NoRoom, ProcessFailed
+from qwengyre.rpc.processes import process_failed
+from qwengyre.rpc.refusal import Refused, rebuild
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -98,15 +99,13 @@ class RayLauncher:
             group = await self._reserve(name, spec, room, len(shares))
             hosts = [self._host_in(group, room, index) for index in range(len(shares))]
         except RayError as error:
-            raise ProcessFailed(name, f"Ray does not place it: {error}", log_path) from error
+            raise process_failed(name, f"Ray does not place it: {error}", log_path) from error
         try:
             async with asyncio.timeout(2 * self._start_timeout_s):
                 launched = await self._start(name, spec, hosts, shares)
-            if isinstance(launched, NotServing):
-                raise ProcessFailed(name, launched.reason, log_path, tail=launched.log_tail)
         except (RayError, TimeoutError) as error:
             self.end(hosts, group)
-            raise ProcessFailed(name, f"its node or its actor is gone: {error or 'no answer'}", log_path) from error
+            raise process_failed(name, f"its node or its actor is gone: {error or 'no answer'}", log_path) from error
         except (ProcessFailed, asyncio.CancelledError):
             self.end(hosts, group)
             raise
@@ -115,30 +114,30 @@ class RayLauncher:
         )
         return RayLife(launched, hosts, group, self)
 
-    async def _start(self, name: str, spec: CellSpec, hosts: list[ActorHandle], shares: list[range]) -> Up | NotServing:
-        """The cell's process, and when it says where they meet, those of its ranks on other nodes; the first that fails, or the cell."""
-        orders = msgspec.json.encode(spec)
+    async def _start(self, name: str, spec: CellSpec, hosts: list[ActorHandle], shares: list[range]) -> Up:
+        """The cell's process and, when it says where they meet, its ranks on other nodes. Raises what the first host that fails says."""
+        wanted = msgspec.msgpack.encode(spec)
 
         async def join() -> list[bytes]:
             at = await hosts[0].ranks_address.remote(name)
-            asked = [host.join.remote(name, orders, list(ranks), at) for host, ranks in zip(hosts, shares, strict=True)][1:]
-            return [await answer for answer in asked]
+            asked = [host.join.remote(name, wanted, list(ranks), at) for host, ranks in zip(hosts, shares, strict=True)][1:]
+            return [await reply for reply in asked]
 
         async def launch() -> list[bytes]:
-            return [await hosts[0].launch.remote(name, orders)]
+            return [await hosts[0].launch.remote(name, wanted)]
 
         steps = [asyncio.create_task(launch())] + ([asyncio.create_task(join())] if len(hosts) > 1 else [])
         try:
-            answers: list[Launched] = []
+            replies: list[HostReply] = []
             for step in asyncio.as_completed(steps):
-                answers += [msgspec.json.decode(answer, type=Launched) for answer in await step]
-                if failed := next((answer for answer in answers if isinstance(answer, NotServing)), None):
-                    return failed
+                replies += [msgspec.msgpack.decode(reply, type=HostReply) for reply in await step]
+                if refused := next((reply for reply in replies if isinstance(reply, Refused)), None):
+                    raise rebuild(refused)
         finally:
             for step in steps:
                 step.cancel()
-        [serving] = [answer for answer in answers if isinstance(answer, Serving)]
-        return Up(serving.address, [serving.node, *(answer.node for answer in answers if isinstance(answer, Joined))])
+        [serving] = [reply for reply in replies if isinstance(reply, Serving)]
+        return Up(serving.address, [serving.node, *(reply.node for reply in replies if isinstance(reply, Joined))])
 
     def _host_in(self, group: PlacementGroup, room: Room, bundle: int) -> ActorHandle:
         import ray
@@ -169,7 +168,7 @@ class RayLauncher:
             self._threads.submit(remove_placement_group, group)
             raise
         except Exception as error:  # Ray has no type of its own for a group that went with its cluster: it raises a bare one
-            raise ProcessFailed(name, f"Ray does not place it: {error}", self._logs / f"{name}.log") from error
+            raise process_failed(name, f"Ray does not place it: {error}", self._logs / f"{name}.log") from error
         if not is_placed:
             await self._in_thread(lambda: remove_placement_group(group))
             wanted = (

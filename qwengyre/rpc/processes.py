@@ -14,27 +14,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from qwengyre.core.errors import QwenGyreError
+from qwengyre.core.errors import ProcessFailed
 
 POLL_S = 0.02
 """How often one looks for a file that a child writes."""
 
 
-class ProcessFailed(QwenGyreError):
-    """A process of ours did not come up, or ended by itself; the message carries the end of its log."""
-
-    def __init__(self, name: str, reason: str, log_path: Path, *, tail: str | None = None) -> None:
-        """`tail` is the end of a log that lies on another machine."""
-        self.name, self.reason, self.log_path = name, reason, log_path
-        super().__init__(f"{name}: {reason}; its log ({log_path}) ends with:\n{log_tail(log_path) if tail is None else tail}")
-
-
-class NoRoom(QwenGyreError):
-    """There is no place for a process now; there may be later."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        self.name, self.reason = name, reason
-        super().__init__(f"{name}: {reason}")
+def process_failed(name: str, reason: str, log_path: Path) -> ProcessFailed:
+    return ProcessFailed(name, reason, log_path=str(log_path), tail=log_tail(log_path))
 
 
 def log_tail(path: Path, num_lines: int = 15) -> str:
@@ -106,11 +93,11 @@ async def start_process(
         async with asyncio.timeout(timeout_s):
             while not ready_file.exists():
                 if process.returncode is not None:
-                    raise ProcessFailed(name, f"ended with exit code {process.returncode} before it served", log_path)
+                    raise process_failed(name, f"ended with exit code {process.returncode} before it served", log_path)
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         child.kill()
-        raise ProcessFailed(name, f"did not serve within {timeout_s:g} s", log_path) from None
+        raise process_failed(name, f"did not serve within {timeout_s:g} s", log_path) from None
     except asyncio.CancelledError:
         child.kill()
         raise

@@ -10,6 +10,7 @@ import msgspec
 from qwengyre.cell import api
 from qwengyre.cell.cell import CellAddress
 from qwengyre.core import errors
+from qwengyre.rpc.refusal import Refused, rebuild
 
 Reply = TypeVar("Reply")
 
@@ -39,17 +40,15 @@ class CellClient:
             raise errors.CellFailed(self.address.cell, f"{name} did not answer within {timeout_s:g} s") from None
         except httpx.HTTPError as error:
             raise errors.CellFailed(self.address.cell, f"{name}: {error or type(error).__name__}") from error
-        if isinstance(answer, api.Refused):
+        if isinstance(answer, Refused):
             raise self._refusal(name, answer)
         if not isinstance(answer, expected):
             raise errors.CellFailed(self.address.cell, f"{name} answered {type(answer).__name__}")
         return answer
 
-    def _refusal(self, name: str, refused: api.Refused) -> errors.QwenGyreError:
-        """The cell's own error again: of its type and with its message, whatever its constructor takes. The cell is well."""
-        if refused.error == errors.CellFailed.__name__:
-            return errors.CellFailed(self.address.cell, f"{name}: {refused.message}")
-        return errors.renewed(refused.error, f"cell {self.address.cell}: {name}: {refused.message}")
+    def _refusal(self, name: str, refused: Refused) -> errors.QwenGyreError:
+        """The cell's own error again: its type, fields and words. Unless that is a CellFailed, the cell is well."""
+        return rebuild(refused, f"cell {self.address.cell}: {name}: ")
 
     async def close(self) -> None:
         await self._http.aclose()

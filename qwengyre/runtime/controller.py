@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from qwengyre.core.errors import CellFailed, StaleRead
+from qwengyre.core.errors import CellFailed, NoRoom, ProcessFailed, StaleRead
 from qwengyre.core.ids import ExecutionId, GroupId, MicroStepId, cell_server, execution_id
 from qwengyre.core.records import MicroStep
 from qwengyre.journal import Journal
-from qwengyre.rpc.processes import NoRoom, ProcessFailed
 from qwengyre.runtime.driver import Driver, RunClock
 from qwengyre.runtime.executions import Executions, GroupPlan
 from qwengyre.runtime.fleet import Fleet

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from qwengyre.core.errors import QwenGyreError
+from qwengyre.core.errors import GatewayFailed
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.gateway.control_api import (
     AddServer,
@@ -22,10 +22,6 @@ from qwengyre.gateway.control_api import (
 )
 
 MSGPACK = "application/msgpack"
-
-
-class GatewayFailed(QwenGyreError):
-    """The gateway refused an order, or stayed away longer than its deadline."""
 
 
 class GatewayClient:

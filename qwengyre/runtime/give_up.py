@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from qwengyre.core.errors import QwenGyreError, SandboxError
+from qwengyre.core.errors import ProcessGaveUp, SandboxError
 from qwengyre.core.records import End, Outcome
 
 KEYS: Final = {
@@ -31,13 +31,8 @@ class Losses:
         seen = self._seen.setdefault(name, deque(maxlen=MAX_LOSSES))
         seen.append(now)
         if len(seen) == MAX_LOSSES and now - seen[0] < LOSSES_WITHIN_S:
-            raise ProcessGaveUp(name, last_words or f"see logs/{name}.log in the run folder")
-
-
-class ProcessGaveUp(QwenGyreError):
-    def __init__(self, name: str, last_words: str):
-        self.name = name
-        super().__init__(f"{name} was lost {MAX_LOSSES} times within {LOSSES_WITHIN_S:g} s; {last_words}")
+            last_words = last_words or f"see logs/{name}.log in the run folder"
+            raise ProcessGaveUp(name, last_words, num_losses=MAX_LOSSES, within_s=LOSSES_WITHIN_S)
 
 
 class Patience:

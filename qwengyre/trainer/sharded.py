@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from qwengyre.core.errors import TrainerError, renewed
+from qwengyre.core.errors import TrainerError
 from qwengyre.core.records import MicroStep
+from qwengyre.rpc.refusal import Refused, describe, rebuild
 from qwengyre.trainer.flat import NUM_COUNTERS, FlatParameters
 
 Result = TypeVar("Result")
@@ -112,11 +113,21 @@ class Ranks:
             result = job()
         except TrainerError as met:
             error = met
-        if self.most(error is not None):
-            found: list[tuple[str, str] | None] = [None] * self.size
-            dist.all_gather_object(found, error and (type(error).__name__, str(error)))
-            raise error or renewed(*next(filter(None, found)))
+        first = self.size - self.most(self.size - self.rank if error is not None else 0)
+        if first < self.size:
+            met_there = self._broadcast(msgspec.msgpack.encode(describe(error)) if error is not None else b"", first)
+            raise error or rebuild(msgspec.msgpack.decode(met_there, type=Refused))
         return result
+
+    def _broadcast(self, content: bytes, source: int) -> bytes:
+        """The content of rank `source`, on every rank."""
+        size = torch.tensor([len(content)])
+        dist.broadcast(size, source)
+        heard = torch.zeros(int(size), dtype=torch.uint8)
+        if self.rank == source:
+            heard.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        dist.broadcast(heard, source)
+        return heard.numpy().tobytes()
 
 
 class ShardedParameters:

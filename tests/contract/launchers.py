@@ -17,11 +17,10 @@ import pytest
 
 from qwengyre.cell import api
 from qwengyre.cell.cell import CellSpec
-from qwengyre.core.errors import CellFailed, TrainerError
+from qwengyre.core.errors import CellFailed, ProcessFailed, TrainerError
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.remote import RemoteEngine
 from qwengyre.launchers.api import CellLauncher, CellLife
-from qwengyre.rpc.processes import ProcessFailed
 from qwengyre.runtime.cell_client import CellClient
 from qwengyre.testing.paced import PLAN
 from qwengyre.testing.tokenizers import write_byte_tokenizer

@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import torch.distributed as dist
 
-from qwengyre.cell.ranks.rank import Rank, RankSpec, Refusal
+from qwengyre.cell.ranks.rank import Rank, RankSpec
 from qwengyre.cell.ranks.rendezvous import Joining
 from qwengyre.core.errors import QwenGyreError
+from qwengyre.rpc.refusal import describe
 from qwengyre.telemetry.log_lines import log_to
 
 
@@ -39,7 +40,7 @@ def serve(connection: Connection, spec: RankSpec) -> None:
             try:
                 answer = rank.call(method, args)
             except QwenGyreError as error:
-                answer = Refusal(type(error).__name__, str(error))
+                answer = describe(error)
             connection.send(answer)
     except (EOFError, ConnectionError):
         carrier.close()

@@ -43,13 +43,6 @@ class RankSpec(msgspec.Struct, frozen=True):
     threads: int
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """A rank's typed error on its way to the cell."""
-
-    kind: str
-    message: str
-
-
 class Rank:
     """This rank's trainer and its membership among the ranks of the same number in the other cells."""
 

@@ -20,11 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from qwengyre.cell.kinds import Home
-from qwengyre.cell.ranks.rank import Rank, RankSpec, Refusal
+from qwengyre.cell.ranks.rank import Rank, RankSpec
 from qwengyre.cell.ranks.rendezvous import Meeting
-from qwengyre.core.errors import QwenGyreError, renewed
+from qwengyre.core.errors import QwenGyreError
 from qwengyre.core.records import MicroStep
 from qwengyre.rpc.processes import announce
+from qwengyre.rpc.refusal import Refused, rebuild
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats, total_of
 from qwengyre.transfer.api import Exposure
@@ -114,8 +115,8 @@ class RankedTrainer:
             self._answers()
             raise
         answers += self._answers()
-        if refusal := next((answer for answer in answers if isinstance(answer, Refusal)), None):
-            raise renewed(refusal.kind, refusal.message)
+        if refusal := next((answer for answer in answers if isinstance(answer, Refused)), None):
+            raise rebuild(refusal)
         return answers
 
     def _answers(self) -> list[Any]:

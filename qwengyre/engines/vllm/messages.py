@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from qwengyre.engines.api import KVHandle
-from qwengyre.engines.wire import Failure
+from qwengyre.rpc.refusal import Refused
 from qwengyre.transfer.carriers import CarrierPlace
 
 WORKER_FAILED = "WorkerFailed"
@@ -21,7 +21,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    failure: Failure | None = None
+    failure: Refused | None = None
     handle: KVHandle | None = None
     token_ids: bytes = b""
     logprobs: list[float] = []

@@ -17,7 +17,7 @@ from qwengyre.engines.vllm import launch
 from qwengyre.engines.vllm.messages import WORKER_FAILED, Reply, Setup
 from qwengyre.engines.vllm.probe import PROBE_TOKENS
 from qwengyre.engines.vllm.sampling import probe_params
-from qwengyre.engines.wire import rebuild
+from qwengyre.rpc.refusal import rebuild
 
 Answer = TypeVar("Answer")
 SHUTDOWN_DEADLINE_S = 5.0
@@ -48,6 +48,7 @@ class VLLMProcess:
         if reply.failure is not None:
             if reply.failure.kind == WORKER_FAILED:
                 self._on_end(f"vLLM's worker failed: {reply.failure.message}")
+                raise EngineUnavailable(reply.failure.message)
             raise rebuild(reply.failure)
         return reply
 

@@ -24,7 +24,7 @@ from qwengyre.engines.vllm.connector import GyreConnector, Import, host_rows
 from qwengyre.engines.vllm.messages import WORKER_FAILED, Reply, Setup
 from qwengyre.engines.vllm.probe import PROBE_TOKENS, reference_logprobs
 from qwengyre.engines.vllm.sampler import KeyedSampler
-from qwengyre.engines.wire import Failure, describe
+from qwengyre.rpc.refusal import Refused, describe
 from qwengyre.transfer.api import Carrier, Exposure, Pieces
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def replies(method: Callable[..., Reply]) -> Callable[..., bytes]:
             reply = Reply(failure=describe(error))
         except Exception as error:  # the outermost frame in vLLM's process: it records, and the engine ends
             log.exception("worker_failed")
-            reply = Reply(failure=Failure(WORKER_FAILED, f"{method.__name__}: {error!r}"))
+            reply = Reply(failure=Refused(WORKER_FAILED, f"{method.__name__}: {error!r}"))
         return msgspec.msgpack.encode(reply)
 
     return call

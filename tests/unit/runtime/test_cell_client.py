@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from qwengyre.cell import api
 from qwengyre.cell.cell import CellAddress
-from qwengyre.core.errors import (
-    CellFailed,
-    ContextOverflow,
-    MembershipBroken,
-    NonFiniteLoss,
-    PathTooLong,
-    QwenGyreError,
-    StaleRead,
-)
+from qwengyre.core.errors import CellFailed, MembershipBroken, NonFiniteLoss, QwenGyreError, StaleRead
+from qwengyre.rpc.refusal import Refused, describe
 from qwengyre.runtime.cell_client import CellClient
 
 CLIENT = CellClient(CellAddress(3, 0, "http://127.0.0.1:1", "tcp://127.0.0.1:1", 1), "token")
 
 
-@pytest.mark.parametrize("kind", [NonFiniteLoss, MembershipBroken, PathTooLong, ContextOverflow, StaleRead])
-def test_errors_keep_their_type_whatever_their_constructor_takes(kind):
-    error = CLIENT._refusal("Compute", api.Refused(kind.__name__, "loss is nan"))
-    assert type(error) is kind
-    assert str(error) == "cell 3: Compute: loss is nan"
+REFUSED = [
+    NonFiniteLoss("tiny", execution="e000001-0", path=2, what="loss is nan"),
+    MembershipBroken(rank=1, epoch=3, num_members=2, reason="late"),
+    StaleRead("released"),
+]
 
 
-def test_order_for_another_life_is_a_failure_of_the_cell():
-    error = CLIENT._refusal("Reduce", api.Refused("CellFailed", "order for epoch 1"))
+@pytest.mark.parametrize("error", REFUSED, ids=lambda error: type(error).__name__)
+def test_errors_keep_their_type_and_fields_and_say_who_had_them(error):
+    arrived = CLIENT._refusal("Compute", describe(error))
+    assert type(arrived) is type(error) and vars(arrived) == vars(error)
+    assert str(arrived) == f"cell 3: Compute: {error}"
+
+
+def test_a_request_for_another_incarnation_is_a_failure_of_the_cell():
+    error = CLIENT._refusal("Reduce", describe(CellFailed(3, "order for epoch 1")))
     assert isinstance(error, CellFailed)
-    assert error.cell == 3
+    assert (error.cell, error.reason) == (3, "order for epoch 1")
 
 
-def test_unknown_error_is_no_failure_of_the_cell():
-    error = CLIENT._refusal("Reduce", api.Refused("SomethingElse", "odd"))
+def test_an_error_that_this_side_does_not_have_is_not_a_failure_of_the_cell():
+    error = CLIENT._refusal("Reduce", Refused("SomethingElse", "odd"))
     assert type(error) is QwenGyreError

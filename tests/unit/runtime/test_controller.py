@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from qwengyre.core.errors import CellFailed
+from qwengyre.core.errors import CellFailed, ProcessGaveUp
 from qwengyre.core.ids import numbered_server
 from qwengyre.runtime import controller as runtime
 from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.driver import RunClock
-from qwengyre.runtime.give_up import MAX_LOSSES, ProcessGaveUp
+from qwengyre.runtime.give_up import MAX_LOSSES
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev

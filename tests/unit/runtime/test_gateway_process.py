@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from qwengyre.core.errors import ProcessGaveUp
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.gateway_process import GatewayProcess
-from qwengyre.runtime.give_up import MAX_LOSSES, ProcessGaveUp
+from qwengyre.runtime.give_up import MAX_LOSSES
 
 
 class FakeProcess(GatewayProcess):

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from qwengyre.core.errors import SandboxError
+from qwengyre.core.errors import ProcessGaveUp, SandboxError
 from qwengyre.core.records import End, Outcome, Validity
-from qwengyre.runtime.give_up import Losses, Patience, ProcessGaveUp
+from qwengyre.runtime.give_up import Losses, Patience
 
 
 def outcome(end: End, detail: str = "") -> Outcome:
