@@ -84,7 +84,7 @@ def export(
     sources = open_run(run)
     settings = run_settings(sources)
     rules = load_harness_rules(settings, harness_rules)
-    scores = read_scores(sources.controller_journal)
+    scores = read_scores(sources)
     rows = _rows(sources, settings, rules, scores, j_max)
     wanted = (row for row in rows if min_reward is None or (row.reward is not None and row.reward >= min_reward))
     if (form or FORMATS.get(out.suffix)) is None:
@@ -107,7 +107,7 @@ def _rows(
 ) -> Iterator[ExportRow]:
     most = (settings.trajectory.j_max if j_max is None else j_max) or None
     advantages = group_advantages_of(scores, settings.trajectory)
-    for recorded in last_attempts(sources.gateway_journal, scores.done):
+    for recorded in last_attempts(sources, scores):
         if not (recorded.opened.trainable and recorded.opened.temperature > 0):
             continue
         done = scores.done.get(recorded.opened.execution)

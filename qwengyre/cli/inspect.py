@@ -75,9 +75,9 @@ def inspect(
     sources = open_run(run)
     settings = run_settings(sources)
     rules = load_harness_rules(settings, harness_rules)
-    scores = read_scores(sources.controller_journal)
+    scores = read_scores(sources)
     if execution is None:
-        lines = [_line(recorded, scores, rules) for recorded in last_attempts(sources.gateway_journal, scores.done)]
+        lines = [_line(recorded, scores, rules) for recorded in last_attempts(sources, scores)]
         lines.sort(key=lambda line: line.execution)
         if as_json:
             for line in lines:
@@ -85,7 +85,7 @@ def inspect(
         else:
             _print(lambda console: _listing(lines, console))
         return
-    recorded = find_execution(sources.gateway_journal, execution, attempt)
+    recorded = find_execution(sources, scores, execution, attempt)
     tree = recorded.tree()
     rows = tree_rows(tree, assign_roles(tree.calls, rules), text_decoder(find_tokenizer(sources, settings, tokenizer)))
     line = _line(recorded, scores, rules)
@@ -116,8 +116,7 @@ def _line(recorded: RecordedExecution, scores: Scores, rules: tuple[HarnessRules
     done = scores.done.get(opened.execution)
     if done is not None and done.attempt != opened.attempt:
         done = None
-    group = int(opened.execution[1:].partition("-")[0]) if scores.dispatches else -1
-    dispatch = scores.dispatches.get(group)
+    dispatch = scores.dispatch_of(opened.execution)
     harness = detect_harness(tree.calls, rules)
     return ExecutionLine(
         execution=opened.execution,

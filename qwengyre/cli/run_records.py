@@ -1,6 +1,9 @@
 """What the two journals of a run say of its executions: the gateway's has the calls, the controller's the scores.
 
 Also reads the journal of a stand-alone gateway, which has no scores. Only the calls of executions still open are held in memory.
+
+The run may be going on. So the scores are read first, as they name nothing that the gateway has not journalled before, and whoever reads
+the gateway's journal twice sees in the second reading what it saw in the first one.
 """
 
 from __future__ import annotations
@@ -30,6 +33,10 @@ class RunSources(msgspec.Struct, frozen=True):
     """None for a gateway that ran alone."""
     config: Path | None
 
+    def is_before_first_call(self, scores: Scores) -> bool:
+        """Whether the run is still being started, or makes its policy first: nothing is lost then, there is nothing yet."""
+        return self.controller_journal is not None and scores.is_empty and not self.gateway_journal.is_file()
+
 
 class RecordedExecution(msgspec.Struct):
     """The calls of one attempt of one execution."""
@@ -49,6 +56,17 @@ class Scores(msgspec.Struct, frozen=True):
     """The last end of each."""
     dispatches: dict[GroupId, Dispatch]
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.done or self.dispatches)
+
+    def dispatch_of(self, execution: ExecutionId) -> Dispatch | None:
+        """None for a gateway that ran alone, whose executions have any name, and for a run that has lost its scores."""
+        return self.dispatches.get(int(execution[1:].partition("-")[0])) if self.dispatches else None
+
+    def knows(self, execution: ExecutionId) -> bool:
+        return not self.dispatches or self.dispatch_of(execution) is not None
+
 
 def open_run(path: Path) -> RunSources:
     """`path` is a run folder, a gateway's folder, or its journal. Raises ConfigError when it is none of them."""
@@ -63,10 +81,15 @@ def open_run(path: Path) -> RunSources:
     return RunSources(folder.gateway_journal, folder.controller_journal, folder.config)
 
 
-def recorded_executions(journal: Path, only: ExecutionId | None = None) -> Iterator[RecordedExecution]:
-    """Every attempt, as soon as it is closed; those still open last. Raises JournalError."""
+def recorded_executions(
+    journal: Path, only: ExecutionId | None = None, *, until: int | None = None
+) -> Iterator[RecordedExecution]:
+    """Every attempt, as soon as it is closed; those still open last. Nothing written after the position `until` is seen.
+
+    Raises JournalError.
+    """
     open_sessions: dict[int, RecordedExecution] = {}
-    for _, record in read(journal, GatewayRecord):
+    for _, record in read(journal, GatewayRecord, until=until):
         if isinstance(record, Opened):
             if only is None or record.execution == only:
                 rows = CallRows(record.execution, record.attempt, temperature=record.temperature, trainable=record.trainable)
@@ -88,23 +111,35 @@ def recorded_executions(journal: Path, only: ExecutionId | None = None) -> Itera
     yield from open_sessions.values()
 
 
-def last_attempts(journal: Path, done: dict[ExecutionId, ExecutionDone]) -> Iterator[RecordedExecution]:
-    """The attempt of each execution that counts: the one that was scored, else the latest."""
+def last_attempts(sources: RunSources, scores: Scores) -> Iterator[RecordedExecution]:
+    """The attempt of each execution that counts: the one that was scored, else the latest. Raises JournalError.
+
+    Executions that were dispatched after `scores` were read are left out: a run that goes on is shown as it was at one moment.
+    """
+    if sources.is_before_first_call(scores):
+        typer.echo("note: this run has not recorded a call yet", err=True)
+        return
     latest: dict[ExecutionId, int] = {}
-    for _, record in read(journal, GatewayRecord):
+    end = 0
+    for position, record in read(sources.gateway_journal, GatewayRecord):
+        end = position
         if isinstance(record, Opened):
             latest[record.execution] = max(record.attempt, latest.get(record.execution, 0))
-    for recorded in recorded_executions(journal):
+    for recorded in recorded_executions(sources.gateway_journal, until=end):
         execution = recorded.opened.execution
-        counted = done[execution].attempt if execution in done else latest[execution]
-        if recorded.opened.attempt == counted:
+        counted = scores.done[execution].attempt if execution in scores.done else latest[execution]
+        if recorded.opened.attempt == counted and scores.knows(execution):
             yield recorded
 
 
-def read_scores(journal: Path | None) -> Scores:
+def read_scores(sources: RunSources) -> Scores:
     """Says so when a run has lost its scores: its calls are still worth reading."""
+    journal = sources.controller_journal
     if journal is not None and not (journal.is_file() and journal.stat().st_size):
-        typer.echo(f"note: {journal} is missing or empty, and with it every score: rewards and advantages are blank", err=True)
+        if sources.gateway_journal.is_file():
+            typer.echo(
+                f"note: {journal} is missing or empty, and with it every score: rewards and advantages are blank", err=True
+            )
         journal = None
     done: dict[ExecutionId, ExecutionDone] = {}
     dispatches: dict[GroupId, Dispatch] = {}
@@ -116,11 +151,15 @@ def read_scores(journal: Path | None) -> Scores:
     return Scores(done, dispatches)
 
 
-def find_execution(journal: Path, execution: str, attempt: int | None) -> RecordedExecution:
+def find_execution(sources: RunSources, scores: Scores, execution: str, attempt: int | None) -> RecordedExecution:
     """One attempt of one execution, the latest unless `attempt` is given. Raises ConfigError, naming what there is."""
-    attempts = {recorded.opened.attempt: recorded for recorded in recorded_executions(journal, ExecutionId(execution))}
+    journal = sources.gateway_journal
+    is_early = sources.is_before_first_call(scores)
+    found = recorded_executions(journal, ExecutionId(execution)) if not is_early else ()
+    attempts = {recorded.opened.attempt: recorded for recorded in found}
     if not attempts:
-        names = sorted({record.execution for _, record in read(journal, GatewayRecord) if isinstance(record, Opened)})
+        records = read(journal, GatewayRecord) if not is_early else ()
+        names = sorted({record.execution for _, record in records if isinstance(record, Opened)})
         some = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
         raise ConfigError(f"no execution {execution!r} was recorded; there are: {some or 'none yet'}", file=str(journal))
     wanted = max(attempts) if attempt is None else attempt

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Final, Literal
 
@@ -22,6 +23,10 @@ from qwengyre.journal.reader import Cut, end_of_records, record_types
 
 SyncPolicy = Literal["os", "disk"]
 """What `wait_durable` waits for. "os": the record survives any kill of our processes. "disk": and a power cut."""
+
+LOCK_TRIES: Final = 25
+LOCK_AGAIN_S: Final = 0.02
+"""Half a second in all: many times what a reader holds the lock, and not long to wait for a refusal."""
 
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -175,10 +180,15 @@ def is_in_use(path: Path) -> bool:
 
 
 def _lock(fd: int, path: Path) -> None:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise JournalInUse(str(path)) from error
+    """Raises JournalInUse. A reader that asks `is_in_use` holds the lock for a moment, a writer for good: that tells them apart."""
+    for tries_left in reversed(range(LOCK_TRIES)):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if not tries_left:
+                raise JournalInUse(str(path)) from error
+            time.sleep(LOCK_AGAIN_S)
 
 
 def _ensure_header(fd: int, path: Path) -> None:

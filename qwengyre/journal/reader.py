@@ -42,16 +42,19 @@ def record_decoder(types: object) -> msgspec.msgpack.Decoder[Any]:
     return msgspec.msgpack.Decoder(union)
 
 
-def read(path: str | Path, types: object, *, start: int = 0) -> Iterator[tuple[int, Any]]:
+def read(path: str | Path, types: object, *, start: int = 0, until: int | None = None) -> Iterator[tuple[int, Any]]:
     """Yield (position, record) for every record after `start`, in the order of writing.
 
-    A position is the number of bytes up to and including the record: pass it as `start` to go on behind that record.
+    A position is the number of bytes up to and including the record: pass it as `start` to go on after that record, and as
+    `until` to see nothing that was written later. Whoever reads a journal twice bounds the second reading by the first:
+    the run may be writing to it.
+
     `types` is a union (or tuple) of tagged Structs. Reading ends before a tail that is not whole: a writer may be
-    working on it. Raises JournalCorrupt when intact records follow a damaged one, JournalError when the file is no
+    working on it. Raises JournalCorrupt when intact records follow a damaged one, JournalError when the file is not a
     journal, is missing, or holds a record that is not among `types`.
     """
     decode = record_decoder(types).decode
-    for position, payload in payloads(path, start=start):
+    for position, payload in payloads(path, start=start, until=until):
         try:
             record = decode(payload)
         except msgspec.MsgspecError as error:
@@ -62,22 +65,41 @@ def read(path: str | Path, types: object, *, start: int = 0) -> Iterator[tuple[i
         yield position, record
 
 
-def payloads(path: str | Path, *, start: int = 0) -> Iterator[tuple[int, bytes]]:
+def payloads(path: str | Path, *, start: int = 0, until: int | None = None) -> Iterator[tuple[int, bytes]]:
     """As `read`, without decoding."""
-    offset = max(start, len(HEADER))
-    with _open(path) as file:
-        if not _has_header(file, path):
-            return
-        file.seek(offset)
-        while True:
-            prefix = file.read(PREFIX_BYTES)
-            length = payload_length(prefix)
-            payload = file.read(length) if length is not None else b""
-            if length is None or not is_intact(prefix, payload, offset):
-                _refuse_damage_before_records(file, path, offset)
+    offset, damaged_at = max(start, len(HEADER)), -1
+    while True:
+        with _open(path) as file:
+            if not _has_header(file, path):
                 return
-            offset += PREFIX_BYTES + length
-            yield offset, payload
+            for position, payload in _intact_frames(file, offset):
+                if until is not None and position > until:
+                    return
+                yield position, payload
+                offset = position
+            file.seek(offset)
+            following = next_intact(file.read(), offset)
+        if following is None or following == offset:
+            return
+        if offset == damaged_at:
+            raise _damaged(path, offset, following)
+        # A live writer may have finished or replaced the record while it was looked at: only what is damaged twice is damaged.
+        damaged_at = offset
+
+
+def _intact_frames(file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
+    """(position, payload) of the frames from `offset` on, up to the first one that is not whole."""
+    file.seek(offset)
+    while True:
+        prefix = file.read(PREFIX_BYTES)
+        length = payload_length(prefix)
+        if length is None:
+            return
+        payload = file.read(length)
+        if not is_intact(prefix, payload, offset):
+            return
+        offset += PREFIX_BYTES + length
+        yield offset, payload
 
 
 def end_of_records(path: str | Path) -> int:
@@ -107,13 +129,10 @@ def _has_header(file: BinaryIO, path: str | Path) -> bool:
     raise JournalError(f"{path}: not a journal of this version of QwenGyre (it starts with {found[:16]!r})")
 
 
-def _refuse_damage_before_records(file: BinaryIO, path: str | Path, offset: int) -> None:
-    file.seek(offset)
-    following = next_intact(file.read(), offset)
-    if following is not None and following > offset:
-        raise JournalCorrupt(
-            str(path),
-            offset=offset,
-            reason=f"the record there is damaged but intact ones follow from byte {following} on, so this is no cut-off write. "
-            "Restore the file from a copy; to go on without what follows, truncate it to that length yourself",
-        )
+def _damaged(path: str | Path, offset: int, following: int) -> JournalCorrupt:
+    return JournalCorrupt(
+        str(path),
+        offset=offset,
+        reason=f"the record there is damaged but intact ones follow from byte {following} on, so this is not a cut-off write. "
+        "Restore the file from a copy; to go on without what follows, truncate it to that length yourself",
+    )

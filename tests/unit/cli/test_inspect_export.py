@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from qwengyre.cli.main import application
 from qwengyre.cli.output import write_text
+from qwengyre.cli.run_records import last_attempts, open_run, read_scores
 from qwengyre.core.arrays import LOGPROB, TOKEN, pack
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
@@ -53,9 +54,9 @@ def byte_tokenizer(folder: Path) -> Tokenizer:
 class Book:
     """Writes the gateway's journal of a few executions."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, first_session: int = 0):
         self.journal = Journal.open(path, GatewayRecord)
-        self.num_sessions = 0
+        self.num_sessions = first_session
 
     def execution(
         self, name: str, calls: list[tuple], *, attempt: int = 0, closed: bool = True, temperature: float = 1.0
@@ -214,6 +215,56 @@ class TestInspect:
     def test_journal_of_a_gateway_that_ran_alone(self, run):
         lines = [json.loads(line) for line in call("inspect", run / "journal" / "gateway.log", "--json").splitlines()]
         assert (lines[0]["execution"], lines[0]["reward"], lines[0]["end"]) == ("e000000-0", None, "closed")
+
+
+class TestOfALiveRun:
+    """The journals grow while they are read, and end anywhere."""
+
+    def test_an_execution_that_opens_between_two_readings_is_not_seen(self, run):
+        sources = open_run(run)
+        seen = last_attempts(sources, read_scores(sources))
+        first = next(seen)
+        book = Book(run / "journal" / "gateway.log", first_session=5)
+        book.execution("e000002-1", [MAIN], closed=False)
+        book.execution("e000002-0", [MAIN, LONGER], attempt=1)
+        book.journal.close()
+        assert [one.opened.execution for one in (first, *seen)] == ["e000000-0", "e000000-1", "e000001-0", "e000002-0"]
+
+    def test_an_execution_that_was_dispatched_after_the_scores_were_read_is_not_seen(self, run):
+        sources = open_run(run)
+        scores = read_scores(sources)
+        book = Book(run / "journal" / "gateway.log", first_session=5)
+        book.execution("e000003-0", [MAIN], closed=False)
+        book.journal.close()
+        assert "e000003-0" not in [one.opened.execution for one in last_attempts(sources, scores)]
+
+    def test_wherever_the_journals_end_every_reader_reads_them(self, run, tmp_path):
+        journals = [run / "journal" / name for name in ("controller.log", "gateway.log")]
+        whole = [journal.read_bytes() for journal in journals]
+        for share in range(41):
+            for journal, data in zip(journals, whole, strict=True):
+                journal.write_bytes(data[: len(data) * share // 40])
+            num_listed = call("inspect", run, "--json").count('"execution"')
+            call("export", run, "--out", tmp_path / "x.parquet")
+            num_rows = pq.read_metadata(tmp_path / "x.parquet").num_rows
+            call("report", run)
+            assert num_listed <= 4 and num_rows <= 4
+        assert (num_listed, num_rows) == (4, 4)
+
+    @pytest.mark.parametrize("begun", [False, True], ids=["policy being made", "gateway being started"])
+    def test_before_the_first_call_there_is_nothing_yet(self, begun, run, tmp_path):
+        for journal in (run / "journal").iterdir():
+            journal.unlink()
+        if begun:
+            Journal.open(run / "journal" / "controller.log", ControllerRecord).close()
+        note = "note: this run has not recorded a call yet"
+        assert call("inspect", run, "--json").splitlines() == [note]
+        assert note in call("export", run, "--out", tmp_path / "x.parquet")
+        assert "there are: none yet" in refused("inspect", run, "--execution", "e000000-0")
+
+    def test_a_run_that_has_lost_its_calls_says_so(self, run):
+        (run / "journal" / "gateway.log").unlink()
+        assert "gateway.log: there is no journal here" in refused("inspect", run)
 
 
 class TestParquet:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -48,6 +50,41 @@ def test_a_position_is_where_reading_goes_on_behind_its_record(tmp_path: Path):
     positions = write(path, *(Counted(n) for n in range(5)))
     assert records_of(path, start=positions[2]) == [Counted(3), Counted(4)]
     assert records_of(path, start=positions[4]) == []
+
+
+def test_a_reader_that_looks_whether_a_journal_is_in_use_does_not_keep_its_writer_out(tmp_path: Path):
+    path = tmp_path / "a.log"
+    write(path, Counted(1))
+    looking = os.open(path, os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_SH)
+    done_looking = threading.Timer(0.05, os.close, [looking])
+    done_looking.start()
+    write(path, Counted(2))
+    done_looking.join()
+    assert records_of(path) == [Counted(1), Counted(2)]
+
+
+def test_a_second_reading_can_be_bounded_by_the_first(tmp_path: Path):
+    path = tmp_path / "a.log"
+    positions = write(path, *(Counted(n) for n in range(3)))
+    write(path, Counted(3))
+    assert [record for _, record in read(path, Records, until=positions[2])] == [Counted(0), Counted(1), Counted(2)]
+    assert [record for _, record in read(path, Records, start=positions[0], until=positions[1])] == [Counted(1)]
+    assert [record for _, record in read(path, Records, until=0)] == []
+
+
+def test_what_looks_damaged_while_it_is_written_is_read_once_it_is_whole(tmp_path: Path):
+    """A file system may show a live writer's bytes out of order: zeros first, what belongs there a moment later."""
+    path = tmp_path / "a.log"
+    positions = write(path, *(Counted(n) for n in range(4)))
+    whole = path.read_bytes()
+    torn = bytearray(whole)
+    torn[positions[1] : positions[2]] = bytes(positions[2] - positions[1])
+    path.write_bytes(torn)
+    reading = read(path, Records)
+    seen = [next(reading)[1], next(reading)[1]]
+    path.write_bytes(whole)
+    assert [*seen, *(record for _, record in reading)] == [Counted(n) for n in range(4)]
 
 
 def test_append_is_visible_to_a_reader_before_any_sync(tmp_path: Path):
