@@ -44,8 +44,8 @@ def tiny_qwen3_moe(dtype: torch.dtype = torch.float32, **changes: object) -> nn.
     return model
 
 
-def tiny_hybrid(family: str) -> nn.Module:
-    """A seeded fp32 `qwen3-next` (with experts) or `qwen3.5`: two layers of gated delta net, one of attention."""
+def tiny_hybrid(family: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """A seeded `qwen3-next` (with experts) or `qwen3.5`: two layers of gated delta net, one of attention."""
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 
     torch.manual_seed(0)
@@ -61,7 +61,9 @@ def tiny_hybrid(family: str) -> nn.Module:
         for parameter in model.parameters():
             if parameter.ndim == 1:  # decay and step biases start equal: make every head forget differently
                 parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    if dtype == torch.float64 and family == "qwen3-next":
+        model.set_experts_implementation("eager")
+    return model.to(dtype)
 
 
 _SIZES = {

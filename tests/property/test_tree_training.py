@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import pairwise
 
 import numpy as np
@@ -25,17 +26,26 @@ from qwengyre.trajectory.layout import build_row
 
 WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 BOUNDS = {torch.float32: (1e-5, 1e-5), torch.float64: (1e-10, 1e-9)}
-HYBRID_BOUNDS = (5e-5, 1e-4)
-"""The gated delta rule runs in fp32 whatever the model; cutting one sequence elsewhere moves its results by 2e-5."""
 
 
-class DoubleRouter(torch.overrides.TorchFunctionMode):
-    """Keeps fp64 where Hugging Face's router casts to fp32: the cast alone costs 1e-7."""
+class StayDouble(torch.overrides.TorchFunctionMode):
+    """Keeps fp64 where Hugging Face's models cast to fp32 (routers, norms, the gated delta rule).
+
+    In fp32 the rounding of a model is all that a bound could measure, and it differs by processor. In fp64 only a wrong
+    tree is larger than the bound.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        if func is torch.nn.functional.softmax and args[0].dtype == torch.float64:
+        if not args or not isinstance(args[0], torch.Tensor) or args[0].dtype != torch.float64:
+            return func(*args, **kwargs)
+        if func is torch.Tensor.float:
+            return args[0]
+        if func is torch.nn.functional.softmax:
             kwargs["dtype"] = torch.float64
+        if func is torch.Tensor.to:
+            args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+            kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in kwargs.items()}
         return func(*args, **kwargs)
 
 
@@ -53,7 +63,7 @@ def models():
 @pytest.fixture(scope="module")
 def hybrids():
     torch.set_num_threads(1)
-    return {family: tiny_hybrid(family) for family in ("qwen3-next", "qwen3.5")}
+    return {family: tiny_hybrid(family, torch.float64) for family in ("qwen3-next", "qwen3.5")}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["fp32", "fp64"])
@@ -71,7 +81,7 @@ def test_tree_row_equals_each_path_alone(models, kind, dtype, seed, num_nodes, n
 
 
 @pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5"])
-@settings(max_examples=6)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**32 - 1), num_nodes=st.integers(1, 8), num_paths=st.integers(1, 5), chunk=st.sampled_from([3, 8, 999])
 )
@@ -79,7 +89,8 @@ def test_recurrent_state_and_convolution_fork_where_the_tree_does(hybrids, famil
     rng = np.random.default_rng(seed)
     paths = random_paths(rng, num_nodes, num_paths)
     gap, gradient_gap = gaps(hybrids[family], paths, chunk, rng)
-    assert gap <= HYBRID_BOUNDS[0] and gradient_gap <= HYBRID_BOUNDS[1]
+    max_logp, max_gradient = BOUNDS[torch.float64]
+    assert gap <= max_logp and gradient_gap <= max_gradient
 
 
 def gaps(model, paths, chunk, rng):
@@ -87,7 +98,7 @@ def gaps(model, paths, chunk, rng):
     row = build_row(paths)
     targets, token_row_O = every_token(row)
     coef_O = rng.normal(size=len(token_row_O))
-    with DoubleRouter():
+    with StayDouble() if model.dtype == torch.float64 else nullcontext():
         logp_O, gradient = paths_alone(model, paths, row, token_row_O, coef_O)
         tree_model = TreeModel(model, TrainerConfig(chunk_tokens=chunk, head_logits=5 * 61))
         model.zero_grad()
