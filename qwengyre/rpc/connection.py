@@ -1,0 +1,99 @@
+"""One end of a connection on an event loop: the hello, then frames."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+import msgspec
+
+from qwengyre.core.errors import WireError
+from qwengyre.rpc.frames import MAX_MESSAGE_BYTES, NO_REPLY, Frame, FrameCutter, Oversized, header
+from qwengyre.rpc.hello import MAX_HELLO_BYTES, ClientHello, ServerHello
+
+HELLO_DEADLINE_S: Final = 10.0
+"""A process of ours that is so busy that it says hello later is as good as gone."""
+MAX_BACKLOG_BYTES: Final = 64 << 20
+"""Messages that a peer can leave unread before it is taken for dead. Replies do not count: it has asked for them."""
+
+
+class Owner(Protocol):
+    """What a connection tells."""
+
+    def on_welcome(self) -> None:
+        """Both ends have proved that they know the secret, or there is none."""
+        ...
+
+    def on_frame(self, frame: Frame | Oversized) -> None: ...
+
+    def on_lost(self, reason: str) -> None:
+        """Once, whoever closed it."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """Without `hello`, on a Unix socket, whoever could open it is welcome."""
+
+    def __init__(self, hello: ServerHello | ClientHello | None, owner: Owner) -> None:
+        self._hello, self._owner = hello, owner
+        self._cutter = FrameCutter(MAX_MESSAGE_BYTES if hello is None else MAX_HELLO_BYTES)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._why_closed = ""
+
+    @property
+    def is_welcome(self) -> bool:
+        return self._hello is None or self._hello.is_over
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if self._hello is None:
+            self._owner.on_welcome()
+            return
+        late = f"there was no hello within {HELLO_DEADLINE_S:g} s"
+        self._deadline = asyncio.get_running_loop().call_later(HELLO_DEADLINE_S, self.close, late)
+        if (opening := self._hello.opening()) is not None:
+            self.send(opening)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for frame in self._cutter.feed(data):
+                if self.is_welcome:
+                    self._owner.on_frame(frame)
+                else:
+                    self._hear_hello(frame)
+        except WireError as error:
+            self.close(str(error))
+
+    def _hear_hello(self, frame: Frame | Oversized) -> None:
+        if isinstance(frame, Oversized):
+            raise WireError("the peer did not begin with a hello")
+        if (said := self._hello.hear(frame.body)) is not None:
+            self.send(said)
+        if self._hello.is_over:
+            self._deadline.cancel()
+            self._cutter.max_bytes = MAX_MESSAGE_BYTES
+            self._owner.on_welcome()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._owner.on_lost(self._why_closed or (str(exc) if exc else "the other side closed the connection"))
+
+    def send(self, message: msgspec.Struct, number: int = NO_REPLY) -> None:
+        """Queue one message. Raises MessageTooLarge. A peer that does not read what it did not ask for is cut off."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        body = self._encode(message)
+        transport.writelines((header(type(message).__name__, number, body), body))
+        if number == NO_REPLY and transport.get_write_buffer_size() > MAX_BACKLOG_BYTES:
+            self._why_closed = "the other side does not read"
+            transport.abort()
+
+    def close(self, reason: str = "closed by this side") -> None:
+        self._why_closed = self._why_closed or reason
+        if self._transport is not None:
+            self._transport.close()

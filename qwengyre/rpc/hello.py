@@ -1,0 +1,92 @@
+"""How both ends of a connection prove that they know the run's secret, before either acts on a word of the other. Pure.
+
+    server -> client   Challenge: 32 random bytes
+    client -> server   Proof: 32 random bytes of its own, and a MAC over both under the secret
+    server -> client   Welcome: another MAC over both
+
+The secret itself never crosses. Whoever listens learns nothing that opens another connection, since every connection has random
+bytes of its own; and whoever sits at the address of a process that is gone is found out by the client. What follows is neither
+encrypted nor signed: somebody on the path between two machines can read and change it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Final, Literal
+
+import msgspec
+
+from qwengyre.core.errors import WireError
+
+NONCE_BYTES: Final = 32
+MAX_HELLO_BYTES: Final = 256
+"""A frame of a hello has under 100."""
+
+
+class Challenge(msgspec.Struct, frozen=True, tag=True):
+    nonce: bytes
+
+
+class Proof(msgspec.Struct, frozen=True, tag=True):
+    nonce: bytes
+    mac: bytes
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    mac: bytes
+
+
+class ServerHello:
+    """The server's side of one connection; `nonce` is `NONCE_BYTES` of its own, random."""
+
+    def __init__(self, secret: bytes, nonce: bytes) -> None:
+        self._secret, self._nonce = secret, nonce
+        self.is_over = False
+
+    def opening(self) -> Challenge | None:
+        return Challenge(self._nonce)
+
+    def hear(self, body: bytes) -> Welcome:
+        """What to answer the client's frame. Raises WireError: close the connection then."""
+        proof = _decode(body, Proof)
+        if not hmac.compare_digest(proof.mac, mac(self._secret, "client", self._nonce, proof.nonce)):
+            raise WireError("the peer does not know the secret of this run")
+        self.is_over = True
+        return Welcome(mac(self._secret, "server", self._nonce, proof.nonce))
+
+
+class ClientHello:
+    """The client's side; `nonce` as the server's."""
+
+    def __init__(self, secret: bytes, nonce: bytes) -> None:
+        self._secret, self._nonce = secret, nonce
+        self._challenge: bytes | None = None
+        self.is_over = False
+
+    def opening(self) -> None:
+        """The server speaks first."""
+
+    def hear(self, body: bytes) -> Proof | None:
+        """What to answer the server's frame. Raises WireError: close the connection then."""
+        if self._challenge is None:
+            self._challenge = _decode(body, Challenge).nonce
+            return Proof(self._nonce, mac(self._secret, "client", self._challenge, self._nonce))
+        welcome = _decode(body, Welcome)
+        if not hmac.compare_digest(welcome.mac, mac(self._secret, "server", self._challenge, self._nonce)):
+            raise WireError("the server does not know the secret of this run")
+        self.is_over = True
+        return None
+
+
+def mac(secret: bytes, side: Literal["client", "server"], server_nonce: bytes, client_nonce: bytes) -> bytes:
+    """The side is in it, so that neither end can be answered with its own words. Raises WireError for nonces of another length."""
+    if len(server_nonce) != NONCE_BYTES or len(client_nonce) != NONCE_BYTES:
+        raise WireError(f"the peer's nonce does not have {NONCE_BYTES} bytes")
+    return hmac.digest(secret, b"qwengyre hello " + side.encode() + server_nonce + client_nonce, "sha256")
+
+
+def _decode(body: bytes, expected: type[Challenge | Proof | Welcome]) -> Challenge | Proof | Welcome:
+    try:
+        return msgspec.msgpack.decode(body, type=expected)
+    except msgspec.DecodeError as error:
+        raise WireError(f"not a hello of this version: {error}") from None
