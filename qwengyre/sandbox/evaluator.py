@@ -96,8 +96,8 @@ def _start(host: SandboxHost, task: Task, place: Path, fds: list[int], output: i
         Mount(str(place / "verifier"), VERIFIER_LOGS, writable=True),
         Mount(str(task.tests), TESTS),
     )
-    command = host.script_command(host.view(mounts), f"{TESTS}/test.sh", fds)
-    return start(Program(command, environment, output, pass_fds=fds))
+    command = host.script_command(f"{TESTS}/test.sh", fds)
+    return start(host.sandboxed(host.view(mounts), Program(command, environment, output, pass_fds=fds)))
 
 
 def _environment(host: SandboxHost, task: Task, place: Path) -> dict[str, str]:

@@ -33,12 +33,12 @@ from qwengyre.sandbox.isolation import (
     write_etc,
 )
 from qwengyre.sandbox.limits import CGROUP_PREFIX, Cgroup, find_cgroup_parent, resource_limits, shell_prelude
-from qwengyre.sandbox.process import Process, Program, start
+from qwengyre.sandbox.process import Process, Program, nameless_file, start
 
 log = logging.getLogger(__name__)
 
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-DIE_WITH_PARENT: Final = "setpriv --pdeathsig KILL" if shutil.which("setpriv") else ""
+DIE_WITH_PARENT: Final = f"{setpriv} --pdeathsig KILL" if (setpriv := shutil.which("setpriv", path=SYSTEM_PATH)) else ""
 """bubblewrap 0.8 loses its own --die-with-parent for process 1 where --disable-userns is used by a normal user."""
 LOG_TAIL_BYTES: Final = 2000
 
@@ -97,36 +97,35 @@ class SandboxHost:
     def start_supervised(self, program: Program, view: View | None, cwd: str) -> Process:
         """Start a program below `inside.py`, the first process of its sandbox. No view: without isolation."""
         reader, writer = os.pipe()
+        own = nameless_file("harness", json.dumps({"command": list(program.command), "env": program.env}).encode())
+        plan = self.plan(program.pass_fds)
+        plan |= {"cwd": cwd, "harness": own, "lifeline": reader, "subreaper": view is None}
+        plan["relay"] = {"port": RELAY_PORT, "socket": view.gateway_socket} if view else None
+        supervisor = msgspec.structs.replace(
+            program,
+            command=[interpreter(), "-I", "-S", INSIDE if view else inside.__file__, json.dumps(plan)],
+            env={},
+            handed_fds=(own, reader),
+            lifeline=writer,
+        )
         try:
-            command = self._supervisor(program, view, cwd, reader)
-            fds = (*program.pass_fds, reader)
-            return start(msgspec.structs.replace(program, command=command, pass_fds=fds, lifeline=writer))
+            return start(self.sandboxed(view, supervisor) if view else supervisor)
         except BaseException:
             os.close(writer)
             raise
-        finally:
-            os.close(reader)
 
-    def _supervisor(self, program: Program, view: View | None, cwd: str, lifeline: int) -> list[str]:
-        plan = self.plan(program.pass_fds)
-        plan["cwd"] = cwd
-        plan["lifeline"] = lifeline
-        plan["relay"] = {"port": RELAY_PORT, "socket": view.gateway_socket} if view else None
-        plan["subreaper"] = view is None
-        supervisor = [interpreter(), "-I", "-S", INSIDE if view else inside.__file__, json.dumps(plan), *program.command]
-        return supervisor if view is None else [*bwrap_arguments(self.bwrap, view), *supervisor]
+    def sandboxed(self, view: View, program: Program) -> Program:
+        """bubblewrap, which makes a sandbox with this view and starts `program` in it, with its variables and no others."""
+        bwrap, *options, end = bwrap_arguments(self.bwrap, view, program.env)
+        fd = nameless_file("options", os.fsencode("\0".join(options)))
+        command = [bwrap, "--args", str(fd), end, *program.command]
+        return msgspec.structs.replace(program, command=command, env={}, handed_fds=(*program.handed_fds, fd), is_sandbox=True)
 
-    def script_command(self, view: View, script: str, cgroup_fds: Sequence[int]) -> list[str]:
-        """A command line whose first process in the sandbox is bash with this script, under the same limits."""
+    def script_command(self, script: str, cgroup_fds: Sequence[int]) -> list[str]:
+        """A command line for a sandbox: bash with this script, under the same limits."""
         prelude = shell_prelude(self.plan(cgroup_fds)["rlimits"], cgroup_fds)
-        bash = [
-            "/bin/bash",
-            "--noprofile",
-            "--norc",
-            "-c",
-            f"{prelude} && exec {DIE_WITH_PARENT} bash --noprofile --norc {script}",
-        ]
-        return [*bwrap_arguments(self.bwrap, view), *bash]
+        bash = "/bin/bash --noprofile --norc"
+        return [*bash.split(), "-c", f"{prelude} && exec {DIE_WITH_PARENT} {bash} {script}"]
 
     def plan(self, cgroup_fds: Sequence[int]) -> dict:
         """What `inside.apply_limits` needs."""

@@ -1,6 +1,6 @@
 """The first process of a cold sandbox: apply limits, open the relay, start the harness, reap, end with its exit code.
 
-Runs as `python -I -S inside.py PLAN COMMAND...` and is process 1 of its pid namespace, so that everything dies with it. It
+Runs as `python -I -S inside.py PLAN` and is process 1 of its pid namespace, so that everything dies with it. It
 imports a few C modules of the standard library and nothing of QwenGyre: its start is on the path of every cold execution.
 The warm start (`zygote.py`) uses the same `apply_limits`, `listen` and `Relay`, so both end up with the same limits.
 """
@@ -182,19 +182,28 @@ def prctl(option, value):
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
-def _start(command, plan):
-    """Fork and exec the harness in its own session; it gets no descriptor but standard input, output and error."""
+def _start(plan):
+    """Fork and exec the harness in its own session; it gets no descriptor but standard input, output and error.
+
+    Only the child reads the command and the variables, and then empties their file: programs of the harness can read the memory of
+    this process, and must find no key there.
+    """
     pid = os.fork()
     if pid:
+        os.close(plan["harness"])
         return pid
+    command = ["the harness"]
     try:
+        harness = json.loads(os.pread(plan["harness"], os.fstat(plan["harness"]).st_size, 0))
+        os.ftruncate(plan["harness"], 0)
+        command = harness["command"]
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
         os.closerange(3, 4096)
         os.chdir(plan["cwd"])
-        os.execvp(command[0], command)
+        os.execvpe(command[0], command, harness["env"])
     except OSError as error:
         os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
     os._exit(127)
@@ -243,14 +252,14 @@ def serve(harness, relay, lifeline=-1):
 
 
 def main(argv):
-    plan, command = json.loads(argv[1]), argv[2:]
+    plan = json.loads(argv[1])
     apply_limits(plan)
     relay = Relay()
     if plan["relay"]:
         relay.add(listen(plan["relay"]["port"]), plan["relay"]["socket"])
     if plan["subreaper"]:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-    code = serve(_start(command, plan), relay, plan["lifeline"])
+    code = serve(_start(plan), relay, plan["lifeline"])
     if plan["subreaper"]:
         kill_descendants()
     return code

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +54,7 @@ MISSING_BWRAP: Final = (
 )
 
 
+NO_VARIABLES: Final[Mapping[str, str]] = {}
 MIN_BWRAP: Final = (0, 8)
 """The first with --disable-userns and with --size."""
 
@@ -112,16 +113,22 @@ def write_etc(folder: Path) -> None:
     (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
 
 
-def bwrap_arguments(bwrap: str, view: View, extra: Iterable[str] = ()) -> list[str]:
-    """The command line up to, and without, the program to run. Holds no secret: keys travel in the environment."""
+def bwrap_arguments(bwrap: str, view: View, env: Mapping[str, str] = NO_VARIABLES) -> list[str]:
+    """The command line up to, and without, the program to run, which gets the variables `env` and no others.
+
+    Only `SandboxHost.sandboxed` starts it: bubblewrap runs outside the sandbox, where a variable of a task (LD_PRELOAD) is code and
+    everybody can read a command line. It is started without variables and reads the options from a descriptor.
+    """
     namespaces = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--disable-userns"]
     identity = ["--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID), "--hostname", "sandbox"]
     arguments = [bwrap, *namespaces, *identity, "--die-with-parent", "--as-pid-1", "--new-session"]
+    for name, value in env.items():
+        arguments += ["--setenv", name, value]
     arguments += _system(view)
     for mount in sorted(view.mounts, key=lambda mount: mount.target):
         arguments += ["--bind" if mount.writable else "--ro-bind", mount.source, mount.target]
     arguments += ["--symlink", WORKSPACE.lstrip("/"), "/app", "--dir", "/logs/agent", "--remount-ro", "/dev", "--remount-ro", "/"]
-    return [*arguments, "--chdir", view.chdir, *extra, "--"]
+    return [*arguments, "--chdir", view.chdir, "--"]
 
 
 def _system(view: View) -> list[str]:

@@ -16,7 +16,7 @@ import msgspec
 from qwengyre.core.errors import ConfigError, SandboxError
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.host import SandboxHost
-from qwengyre.sandbox.isolation import bwrap_arguments
+from qwengyre.sandbox.process import Program, run
 
 PROBE_TIMEOUT_S: Final = 60.0
 NOT_FOUND, NO_INTERPRETER, NO_FILE = 3, 4, 5
@@ -70,12 +70,10 @@ def _files(command: Sequence[str]) -> list[str]:
 
 def _find_command(host: SandboxHost, program: str, files: Sequence[str]) -> None:
     environment = host.environment(host.home(host.work))
-    script = ["/bin/bash", "-c", PROBE, "bash", program, *files]
-    view = msgspec.structs.replace(host.view([]), chdir="/")
-    arguments = bwrap_arguments(host.bwrap, view) if host.isolated else []
-    done = subprocess.run(
-        [*arguments, *script], env=environment, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
-    )
+    probe = Program(["/bin/bash", "-c", PROBE, "bash", program, *files], environment, subprocess.PIPE)
+    if host.isolated:
+        probe = host.sandboxed(msgspec.structs.replace(host.view([]), chdir="/"), probe)
+    done = run(probe, PROBE_TIMEOUT_S)
     found, _, missing = done.stdout.partition("\n")
     if found != "ready":
         raise SandboxError(NO_NAMESPACES.format(reason=done.stderr.strip()))

@@ -124,20 +124,55 @@ class Program(msgspec.Struct, frozen=True):
     stdin: int = subprocess.DEVNULL
     stdout: int | None = None
     pass_fds: Sequence[int] = ()
+    handed_fds: Sequence[int] = ()
+    """Passed too, and closed here once the program is started, or cannot be."""
     lifeline: int = -1
     """The write end of a pipe, closed when the program has ended (or this process has)."""
+    is_sandbox: bool = False
+    """The program is bubblewrap with a pid namespace of its own."""
 
 
 def start(program: Program) -> Process:
-    """Start a program in its own session; whether it is a sandbox shows in its command. Raises OSError (FileNotFoundError and the like)."""
-    popen = subprocess.Popen(
-        program.command,
-        env=program.env,
-        stdin=program.stdin,
-        stdout=program.output if program.stdout is None else program.stdout,
-        stderr=program.output,
-        pass_fds=program.pass_fds,
-        start_new_session=True,
-        bufsize=0,
-    )
-    return Process(popen, in_pid_namespace="--unshare-pid" in program.command[:8], lifeline=program.lifeline)
+    """Start a program in its own session. Raises OSError (FileNotFoundError and the like)."""
+    try:
+        popen = subprocess.Popen(
+            program.command,
+            env=program.env,
+            stdin=program.stdin,
+            stdout=program.output if program.stdout is None else program.stdout,
+            stderr=program.output,
+            pass_fds=(*program.pass_fds, *program.handed_fds),
+            start_new_session=True,
+            bufsize=0,
+        )
+    finally:
+        for fd in program.handed_fds:
+            os.close(fd)
+    return Process(popen, in_pid_namespace=program.is_sandbox, lifeline=program.lifeline)
+
+
+def run(program: Program, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, its output as text. Raises OSError and subprocess.TimeoutExpired."""
+    try:
+        return subprocess.run(
+            program.command,
+            env=program.env,
+            capture_output=True,
+            text=True,
+            stdin=program.stdin,
+            pass_fds=(*program.pass_fds, *program.handed_fds),
+            timeout=timeout_s,
+            check=False,
+        )
+    finally:
+        for fd in program.handed_fds:
+            os.close(fd)
+
+
+def nameless_file(name: str, data: bytes) -> int:
+    """A descriptor of a file in memory with `data`, read from its start: what it holds is in no argument, path or variable."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.pwrite(fd, rest, len(data) - len(rest)) :]
+    return fd

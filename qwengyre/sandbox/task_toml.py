@@ -66,6 +66,13 @@ KNOWN: Final[dict[str, frozenset[str]]] = {
 KEY: Final = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)(?:\.(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+))*)\s*=""")
 """The key, dotted or quoted, at the start of a line of TOML."""
 
+COMMANDING: Final = re.compile(
+    r"(LD|DYLD|GLIBC|MALLOC|BASH|GCONV|RES|NIS)_.*|PYTHON.*|PERL.*|RUBY(OPT|LIB)|NODE_(OPTIONS|PATH)|_?JAVA_(TOOL_)?OPTIONS"
+    r"|PATH|HOME|TMPDIR|ENV|IFS|PS4|CDPATH|GLOBIGNORE|PROMPT_COMMAND|(BASH|SHELL)OPTS|LOCPATH|NLSPATH|HOSTALIASES|LOCALDOMAIN"
+    r"|RESOLV_HOST_CONF|GETCONF_DIR"
+)
+"""Variables that loaders, shells and interpreters take orders from: what code they load, which program a name means."""
+
 UNSUPPORTED: Final[dict[tuple[str, str], str]] = {
     ("", "steps"): "tasks of several steps cannot run here: make each step a task",
     ("agent", "mcp_servers"): "MCP servers need a network, which this sandbox does not give",
@@ -106,6 +113,9 @@ class TomlReader:
                 self._error(f"{table}.{key}", name, f"quotes the host's environment ({text}), which no sandbox is given")
             elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 self._error(f"{table}.{key}", name, "not a name for an environment variable")
+            elif COMMANDING.fullmatch(name):
+                message = "tells loaders, shells or interpreters what to run, which a task may not: set it in tests/test.sh, or in env of [harness]"
+                self._error(f"{table}.{key}", name, message)
         return {name: text for name, text in value.items() if isinstance(text, str)}
 
     def interval(self, table: str, key: str, default: tuple[float, float]) -> tuple[float, float]:

@@ -21,8 +21,8 @@ from qwengyre.core.errors import SandboxError
 from qwengyre.sandbox.cold import harness_view, open_input, open_output
 from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, harness_command, harness_environment
 from qwengyre.sandbox.host import SandboxHost, log_tail
-from qwengyre.sandbox.isolation import RELAY_PORT, WORKSPACE, bwrap_arguments
-from qwengyre.sandbox.process import Process, Program, children, start, wait_readable
+from qwengyre.sandbox.isolation import RELAY_PORT, WORKSPACE
+from qwengyre.sandbox.process import Process, Program, children, nameless_file, start, wait_readable
 from qwengyre.sandbox.zygote import receive, send
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class WarmStarter:
         exited = self._exits[number] = asyncio.get_running_loop().create_future()
         process = WarmProcess(self, number, holder, exited)
         try:
-            plan = _write_plan(self._plan(gateway, spec, files))
+            plan = nameless_file("plan", json.dumps(self._plan(gateway, spec, files)).encode())
             output, stdin = open_output(files.log), open_input(self._host, files)
             try:
                 pid = children(holder.pid)[0] if holder else 0
@@ -115,11 +115,10 @@ class WarmStarter:
     async def _open_sandbox(self, gateway: Gateway, files: HarnessFiles) -> Process:
         """Have bubblewrap make a sandbox and wait until it is complete. Raises SandboxError with what bubblewrap said."""
         view = harness_view(self._host, gateway, files)
-        environment = {"PATH": self._host.environment("/")["PATH"]}
         output = open_output(files.log)
         try:
-            command = [*bwrap_arguments(self._host.bwrap, view), *HOLDER]
-            holder = start(Program(command, environment, output, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            program = Program(HOLDER, {}, output, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            holder = start(self._host.sandboxed(view, program))
         finally:
             os.close(output)
         try:
@@ -225,12 +224,3 @@ class WarmProcess:
         ended = next(iter(done))
         failed = ended.cancelled() or ended.exception() is not None
         return EXIT_AFTER_KILL if failed else ended.result()
-
-
-def _write_plan(plan: dict) -> int:
-    """A descriptor of a nameless file with the plan: its secrets are in no argument, path or other process."""
-    fd = os.memfd_create("plan", os.MFD_CLOEXEC)
-    data = memoryview(json.dumps(plan).encode())
-    while data:
-        data = data[os.write(fd, data) :]
-    return fd

@@ -92,6 +92,16 @@ def test_what_is_wrong_in_task_toml_is_named_with_its_line(tmp_path, toml, expec
     assert messages(make(tmp_path / "t", toml)) == [expected]
 
 
+@pytest.mark.parametrize("table", ["environment", "verifier"])
+@pytest.mark.parametrize(
+    "name",
+    ["LD_PRELOAD", "LD_AUDIT", "BASH_ENV", "PATH", "PYTHONPATH", "PYTHONSTARTUP", "GLIBC_TUNABLES", "GCONV_PATH", "NODE_OPTIONS", "SHELLOPTS", "ENV"],
+)  # fmt: skip
+def test_a_variable_that_tells_programs_what_to_run_is_refused(tmp_path, table, name):
+    (said,) = messages(make(tmp_path / "t", f"[{table}.env]\nOTHER_PATH = 'y'\n{name} = 'x'\n"))
+    assert said.startswith(f"task.toml:3: error: {table}.env.{name}: tells loaders, shells or interpreters what to run")
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
