@@ -24,6 +24,7 @@ from qwengyre.core.errors import EngineError, EngineUnavailable, StaleRead
 from qwengyre.engines.api import Engine, GenerateRequest, Sampling
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.embedded import EmbeddedEngine
+from qwengyre.engines.model import read_spec
 from qwengyre.engines.vllm import worker
 from qwengyre.engines.vllm.engine import VLLMEngine
 from qwengyre.testing.engines import tiny_parameters, write_tiny_qwen3
@@ -34,6 +35,7 @@ from qwengyre.transfer.shm import ShmCarrier, cleanup
 from tests.contract import test_engines as contract
 from tests.contract.launchers import wait_gone
 from tests.contract.test_engines import *  # noqa: F403  the contract
+from tests.unit.engines.exact import Errors, Qwen3, Row
 
 LONG = 4096
 CONFIG = EngineConfig(
@@ -146,8 +148,8 @@ def bench(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Callable[[], VLLMBench
 
 @in_pool
 async def test_tokens_and_logprobs_are_those_of_the_embedded_engine_over_publishes(pool: Pool):
-    """Same draws, so the same tokens; log-probs within the bound of the whole system."""
-    engine = await pool.take(0)
+    """Same draws, so the same tokens; log-probs as exact as float32 can be."""
+    engine, errors = await pool.take(0), Errors()
     config = EngineConfig(max_context_tokens=contract.MAX_CONTEXT, kv_blocks=64)
     embedded = EmbeddedEngine(pool.model_dir, pool.carrier, config)
     for version in range(3):
@@ -161,8 +163,11 @@ async def test_tokens_and_logprobs_are_those_of_the_embedded_engine_over_publish
             ours, theirs = await contract.collect(engine.generate(asked)), await contract.collect(embedded.generate(asked))
             assert contract.tokens_of(ours) == contract.tokens_of(theirs)
             assert {chunk.version for chunk in ours} == {version}
-            gaps = np.subtract(logprobs_of(ours), logprobs_of(theirs))
-            assert np.abs(gaps).max() <= 1e-5
+            known = np.frombuffer(asked.token_ids, np.int32)
+            row = Row(np.concatenate([known, np.array(contract.tokens_of(ours), np.int32)]), len(known), temperature)
+            model = Qwen3(read_spec(pool.model_dir), tiny_parameters(pool.model_dir, seed=version))
+            errors.add(model, row, np.array(logprobs_of(ours)))
+    errors.assert_no_more_than_rounding()
     await embedded.close()
 
 

@@ -16,7 +16,9 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("qwen3.c")
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
+MARCH = "QWENGYRE_MARCH"
+"""Environment variable: what the compiler's -march is given. Unset, it is `native`: the binary is for this processor alone."""
+FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
 BUILD_DEADLINE_S = 120
 
 
@@ -45,9 +47,13 @@ def _compile(compiler: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch) / path.name
-        command = [compiler, *FLAGS, "-o", str(built), str(SOURCE), "-lm"]
+        command = [compiler, *_flags(), "-o", str(built), str(SOURCE), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_DEADLINE_S)
         os.replace(built, path)
+
+
+def _flags() -> tuple[str, ...]:
+    return (f"-march={os.environ.get(MARCH, 'native')}", *FLAGS)
 
 
 def _key(compiler: str) -> str:
@@ -55,7 +61,7 @@ def _key(compiler: str) -> str:
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else [platform.processor()]
     processor = next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
-    text = "\n".join([SOURCE.read_text(), *FLAGS, compiler, platform.machine(), processor])
+    text = "\n".join([SOURCE.read_text(), *_flags(), compiler, platform.machine(), processor])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -19,6 +19,7 @@ from qwengyre.engines.model import EngineWeights, read_spec, read_weights
 from qwengyre.engines.native.build import library
 from qwengyre.engines.torch_forward import TorchForward
 from qwengyre.testing.engines import write_tiny_qwen3
+from tests.unit.engines.exact import relative_rounding, rms
 
 SHAPES = [
     {},
@@ -47,7 +48,8 @@ def test_kernels_and_torch_agree(tmp_path: Path, changes: dict[str, int], block_
     for kernels in ("torch", "auto"):
         weights, memory = EngineWeights(spec), KVMemory(spec, num_blocks=40, block_size=block_size)
         weights.load(read_weights(model_dir))
-        memory.blocks.copy_(torch.from_numpy(np.random.default_rng(1).normal(size=memory.blocks.shape).astype(np.float32)))
+        before = np.random.default_rng(1).normal(size=memory.blocks.shape).astype(np.float32)
+        memory.blocks.copy_(torch.from_numpy(before))
         forward = make_forward(EngineConfig(kernels=kernels), weights, memory)
         assert isinstance(forward, TorchForward) == (kernels == "torch" or library() is None)
         forward.refresh()
@@ -55,8 +57,12 @@ def test_kernels_and_torch_agree(tmp_path: Path, changes: dict[str, int], block_
         contents.append(memory.blocks.numpy())
     (tokens, logprobs), (native_tokens, native_logprobs) = results
     assert native_tokens == tokens
-    np.testing.assert_allclose(native_logprobs, logprobs, atol=2e-5)
-    np.testing.assert_allclose(contents[1], contents[0], atol=2e-5)
+    bound = relative_rounding(spec)
+    assert rms(np.subtract(native_logprobs, logprobs)) <= 2 * bound * rms(np.array(logprobs))  # of eight tokens: it varies
+    is_written = contents[0] != before
+    assert (is_written == (contents[1] != before)).all()
+    gaps, scale = (contents[1] - contents[0])[is_written], rms(contents[0][is_written])
+    assert rms(gaps) <= bound * scale and np.abs(gaps).max() <= 10 * bound * scale
 
 
 def test_native_kernels_that_cannot_be_had_are_a_config_error(tmp_path: Path):
