@@ -26,6 +26,7 @@
     │   ├── NonFiniteLoss
     │   └── MembershipBroken
     ├── SandboxError           isolation that cannot be given
+    │   └── HarnessLost        a process of ours that a harness needs died
     ├── EvaluatorFailed        the evaluator crashed: not a score of 0
     ├── WarmupFailed           the process that makes the policy to start from ended badly
     │   └── PolicyNotReady
@@ -201,6 +202,10 @@ class MembershipBroken(TrainerError):
 
 class SandboxError(QwenGyreError):
     pass
+
+
+class HarnessLost(SandboxError):
+    """A process of ours that a harness needs died: what the harness did counts for nothing, and its execution is dispatched again."""
 
 
 class EvaluatorFailed(QwenGyreError):

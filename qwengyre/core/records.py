@@ -52,6 +52,8 @@ class End(Enum):
     NEVER_CALLED = "never_called"
     EVALUATOR_FAILED = "evaluator_failed"
     SETUP_FAILED = "setup_failed"
+    LOST = "lost"
+    """A process of ours that it needs died: nothing of it counts, and it is dispatched again."""
 
 
 class Outcome(msgspec.Struct, frozen=True):

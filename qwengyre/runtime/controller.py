@@ -12,7 +12,7 @@ import msgspec
 
 from qwengyre.core.errors import CellFailed, NoRoom, ProcessFailed, StaleRead
 from qwengyre.core.ids import ExecutionId, GroupId, MicroStepId, cell_server, execution_id
-from qwengyre.core.records import MicroStep
+from qwengyre.core.records import MicroStep, Outcome
 from qwengyre.journal import Journal
 from qwengyre.runtime.driver import Driver, RunClock
 from qwengyre.runtime.executions import Executions, GroupPlan
@@ -75,6 +75,7 @@ class Controller:
         self._known_lost: set[int] = set()
         """The scheduler hears of a loss once, however many new lives end on their way."""
         self._losses = Losses()
+        self._harnesses_lost_at = -1.0
         self._drain_s: dict[int, float] = {}
         """How long the calls of a leaving cell took to move away."""
         self._num_dispatched = {"train": 0, "evaluation": 0}
@@ -129,12 +130,24 @@ class Controller:
         execution = command.execution
         plan = self.plans[group_of(execution)]
         self.executions.routes[execution] = command.server
+        began = self.driver.clock.now()
         done = await self.executions.run(plan, execution, command.attempt, self.driver.clock.now)
+        if isinstance(done, Outcome):
+            self._see_lost(began, done)
+            self.post(ev.ExecutionLost, execution=execution, attempt=command.attempt)
+            return
         self.done[execution] = done
         self.driver.journal.append(done)
         self.observer.see_execution(done)
         self._patience.see(done.outcome)
         self.post(ev.ExecutionEnded, execution=execution, attempt=command.attempt)
+
+    def _see_lost(self, began: float, outcome: Outcome) -> None:
+        """Harnesses that ran when one process died are lost together: they count as one loss. Raises ProcessGaveUp at one too many."""
+        log.warning("execution_lost", extra={"reason": outcome.detail})
+        if began > self._harnesses_lost_at:
+            self._harnesses_lost_at = self.driver.clock.now()
+            self._losses.see("a process that harnesses need", self._harnesses_lost_at, f"it said last: {outcome.detail}")
 
     async def route(self, command: cmd.Route) -> None:
         await self.executions.route(command.execution, command.server)

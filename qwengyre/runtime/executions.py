@@ -12,7 +12,7 @@ import numpy as np
 
 from qwengyre.buffer.packing import pack_group
 from qwengyre.core.ids import ExecutionId, GroupId, ServerId
-from qwengyre.core.records import MicroStep, Outcome, Role, TrainingExecution, Validity
+from qwengyre.core.records import End, MicroStep, Outcome, Role, TrainingExecution, Validity
 from qwengyre.gateway.control_api import OpenExecution
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.records import CallCounts, ExecutionDone
@@ -78,12 +78,17 @@ class Executions:
         self._telling = asyncio.Lock()
         self._room = asyncio.Semaphore(max_concurrent)
 
-    async def run(self, plan: GroupPlan, execution: ExecutionId, attempt: int, at: Callable[[], float]) -> ExecutionDone:
-        """Open it at the gateway, run its harness, close it, score its workspace."""
+    async def run(
+        self, plan: GroupPlan, execution: ExecutionId, attempt: int, at: Callable[[], float]
+    ) -> ExecutionDone | Outcome:
+        """Open it at the gateway, run its harness, close it, score its workspace. An Outcome (of End.LOST) is all that is left of one
+        that is to be dispatched again: the gateway throws its calls away when the next attempt is opened."""
         async with self._room:
             return await self._run(plan, execution, attempt, at)
 
-    async def _run(self, plan: GroupPlan, execution: ExecutionId, attempt: int, at: Callable[[], float]) -> ExecutionDone:
+    async def _run(
+        self, plan: GroupPlan, execution: ExecutionId, attempt: int, at: Callable[[], float]
+    ) -> ExecutionDone | Outcome:
         order = self._order(plan, execution, attempt)
         opened = await self._gateway.open(order)
         self._open.add(execution)
@@ -106,6 +111,8 @@ class Executions:
         finally:
             self._open.discard(execution)
             self.routes.pop(execution, None)
+        if outcome.end is End.LOST:
+            return outcome
         self.outcomes[execution] = outcome
         counts = self._count(await self.tree(execution))
         return ExecutionDone(execution, plan.group, attempt, plan.task, plan.temperature, outcome, counts, at())

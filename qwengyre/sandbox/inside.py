@@ -13,8 +13,16 @@ import select
 import signal
 import socket
 import sys
+import time
 
 CHUNK_BYTES = 65536
+MAX_CONNECTIONS = 256
+"""Of one harness to its gateway at once; the largest that was seen has some twenty. One more is closed as soon as it is made."""
+SPARE_FDS = 12
+"""For what else a relay's process has open, and for the connection that it refuses."""
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+NO_ROOM_PAUSE_S = 0.05
+"""A machine without descriptors or memory is asked again after this, instead of at once and for ever."""
 PR_SET_NO_NEW_PRIVS = 38
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -44,7 +52,8 @@ def listen(port):
 class Relay:
     """Copy bytes between TCP connections of one or more listeners and the gateway's Unix socket. One thread, one epoll.
 
-    Each direction buffers at most one chunk: a reader that is slower than its writer slows the writer down.
+    Each direction buffers at most one chunk: a reader that is slower than its writer slows the writer down. No connection can end it:
+    what fails closes that connection, and there are never more of them than this process has descriptors for.
     """
 
     def __init__(self):
@@ -54,6 +63,7 @@ class Relay:
         self.watched = {}
         self.pending = {}
         self.finished = set()
+        self.max_connections = max(1, min(MAX_CONNECTIONS, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FDS) // 2))
 
     def add(self, listener, path):
         """Relay every connection of `listener` to the Unix socket at `path`."""
@@ -84,21 +94,31 @@ class Relay:
     def _accept(self, listener, path):
         try:
             inner, _ = listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                time.sleep(NO_ROOM_PAUSE_S)
             return
+        if len(self.peers) >= 2 * self.max_connections:
+            inner.close()
+            return
+        try:
+            self._join(inner, path)
+        except OSError:
+            self._close(inner)
+
+    def _join(self, inner, path):
         outer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             outer.connect(path)
+            inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for one, other in ((inner, outer), (outer, inner)):
+                one.setblocking(False)
+                self.peers[one.fileno()] = (one, other)
+            self._watch(inner)
+            self._watch(outer)
         except OSError:
-            inner.close()
-            outer.close()
-            return
-        inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for one, other in ((inner, outer), (outer, inner)):
-            one.setblocking(False)
-            self.peers[one.fileno()] = (one, other)
-        self._watch(inner)
-        self._watch(outer)
+            self._close(outer)
+            raise
 
     def _forward(self, source, sink):
         if sink.fileno() in self.pending:

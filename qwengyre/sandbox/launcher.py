@@ -4,6 +4,7 @@ prepare workspace --> harness (cold or warm) --> everything in its sandbox is ki
     | fails              | timeout: scored           |                                    | fails beyond its tries
     v                    | never called: dropped     | overall timeout: dropped           v
 placeholder              v                           v                                 dropped
+    | what it runs on died: lost, to be dispatched again
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from qwengyre.core.errors import SandboxError
+from qwengyre.core.errors import HarnessLost, SandboxError
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.sandbox.cold import start_cold
 from qwengyre.sandbox.config import HarnessConfig
@@ -101,6 +102,8 @@ class Launcher:
             files = HarnessFiles.create(folder, spec.task.instruction)
             prepare_workspace(spec.task, files.workspace)
             ended = await self._run_harness(spec, files)
+        except HarnessLost as error:
+            return _unscored(End.LOST, Validity.DROPPED, str(error))
         except (OSError, SandboxError) as error:
             raise_if_disk_full(error, self.work)
             return _unscored(End.SETUP_FAILED, Validity.PLACEHOLDER, str(error))

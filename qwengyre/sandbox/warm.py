@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Final
 
 import qwengyre
-from qwengyre.core.errors import SandboxError
+from qwengyre.core.errors import HarnessLost, SandboxError
+from qwengyre.sandbox.channel import receive, send
 from qwengyre.sandbox.cold import harness_view, open_input, open_output
 from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, harness_command, harness_environment
 from qwengyre.sandbox.host import SandboxHost, log_tail
 from qwengyre.sandbox.isolation import RELAY_PORT, WORKSPACE
 from qwengyre.sandbox.process import Process, Program, children, nameless_file, start, wait_readable
-from qwengyre.sandbox.zygote import receive, send
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,8 @@ EXIT_AFTER_KILL: Final = 137
 
 
 class WarmStarter:
-    """Owns one zygote; restarts it if it dies. `start` raises SandboxError when a sandbox or the zygote cannot be made."""
+    """Owns one zygote; restarts it if it dies. `start` raises SandboxError when a sandbox or the zygote cannot be made, and HarnessLost
+    when the zygote dies over it."""
 
     def __init__(self, host: SandboxHost):
         self._host = host
@@ -143,11 +144,11 @@ class WarmStarter:
 
     def _send(self, message: dict, fds: list[int] | None = None) -> None:
         if self._control is None:
-            raise SandboxError("the process that harnesses are forked from has died")
+            raise HarnessLost(self._last_words)
         try:
             send(self._control, message, fds or [])
         except OSError as error:
-            raise SandboxError(f"the process that harnesses are forked from cannot be reached: {error}") from None
+            raise HarnessLost(f"the process that harnesses are forked from cannot be reached: {error}") from None
 
     def _on_message(self) -> None:
         assert self._control is not None, "registered only while it is open"
@@ -164,18 +165,24 @@ class WarmStarter:
         exited = self._exits.get(message["id"])
         if exited is None or exited.done():
             return
-        if "error" in message:
+        if "lost" in message:
+            exited.set_exception(HarnessLost(message["lost"]))
+        elif "error" in message:
             exited.set_exception(SandboxError(f"the harness could not enter its sandbox: {message['error']}"))
         else:
             exited.set_result(message["exit"])
 
     def _lose_zygote(self) -> None:
-        """The zygote died: its harnesses are killed and scored as they are; the next start makes another zygote."""
+        """The zygote died: its harnesses are lost, whatever they had done; the next start makes another zygote."""
         self._close_control()
         log.error("zygote_died", extra={"num_harnesses": len(self._exits)})
         for exited in self._exits.values():
             if not exited.done():
-                exited.set_result(EXIT_AFTER_KILL)
+                exited.set_exception(HarnessLost(self._last_words))
+
+    @property
+    def _last_words(self) -> str:
+        return f"the process that harnesses are forked from died\n{log_tail(self._host.work / 'zygote.log')}".strip()
 
     def _close_control(self) -> None:
         if self._control is not None:
@@ -201,7 +208,7 @@ class WarmProcess:
         self._exited = exited
 
     async def wait(self, timeout_s: float | None = None) -> int | None:
-        """See HarnessProcess. Raises SandboxError when the harness could not enter its sandbox."""
+        """See HarnessProcess. Raises SandboxError when the harness could not enter its sandbox, HarnessLost when what it needs died."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(self._exited)

@@ -10,10 +10,9 @@ reach through its /proc entries the files of the host that it was started from.
 
     launcher --run(id, pid of process 1, descriptors)--> zygote --fork--> joiner --setns, fork--> harness
         <---------------- exit(id, code) ------------------ adopts and reaps it <--- ends
-    harness --listening socket, opened inside--> relay (one process for all executions) --Unix socket--> gateway
+        <-------------- lost(id, reason) ---------------- its relay died (`relays.py`): the execution is to be dispatched again
 """
 
-import array
 import atexit
 import ctypes
 import fcntl
@@ -30,36 +29,19 @@ import threading
 import traceback
 
 from qwengyre.sandbox import inside
+from qwengyre.sandbox.channel import receive, send
+from qwengyre.sandbox.relays import PR_SET_PDEATHSIG, Relays
 
 NS_GET_USERNS = 0xB701
 CLONE_NEWUSER = 0x10000000
 NAMESPACES = {"mnt": 0x00020000, "net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "pid": 0x20000000}
-PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 CAPABILITY_V3 = 0x20080522
-MAX_MESSAGE_BYTES = 4096
-MAX_FDS = 8
 FAILED_TO_JOIN = 126
 
 libc = ctypes.CDLL(None, use_errno=True)
-
-
-def send(channel, message, fds=()):
-    """One message of a SOCK_SEQPACKET channel, with descriptors."""
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    channel.sendmsg([json.dumps(message).encode()], rights)
-
-
-def receive(channel):
-    """The next message and its descriptors; None when the other end is closed."""
-    data, ancillary, _, _ = channel.recvmsg(MAX_MESSAGE_BYTES, socket.CMSG_SPACE(MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC)
-    fds = array.array("i")
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-    return (json.loads(data), list(fds)) if data else None
 
 
 def _check(result, what):
@@ -141,40 +123,47 @@ class Zygote:
 
     def __init__(self, control):
         self.control = control
-        self.relay = None
+        self.relays = None
         self.children = {}
         self.wakeup, self.alarm = socket.socketpair()
 
-    def start_relay(self):
-        """Fork the one relay process, before the harness is imported, so that it stays small."""
+    def start_relays(self):
+        """Fork the process that forks relays, before the harness is imported, so that it stays small."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork() == 0:
             ours.close()
             self.control.close()
             try:
-                serve_relay(theirs)
+                Relays(theirs).serve()
             finally:
                 os._exit(1)
         theirs.close()
-        self.relay = ours
+        self.relays = ours
 
     def serve(self):
-        """Take messages until the launcher is gone."""
+        """Take messages until the launcher is gone, or the relays, without which no harness can be served."""
         inside.prctl(inside.PR_SET_CHILD_SUBREAPER, 1)
         self.wakeup.setblocking(False)
         self.alarm.setblocking(False)
         signal.set_wakeup_fd(self.alarm.fileno())
         signal.signal(signal.SIGCHLD, lambda *_: None)
         poll = select.epoll()
-        for one in (self.control, self.wakeup):
+        for one in (self.control, self.relays, self.wakeup):
             poll.register(one.fileno(), select.EPOLLIN)
         while True:
             for fd, _ in poll.poll():
                 if fd == self.wakeup.fileno():
                     self.wakeup.recv(4096)
                     self.reap()
-                elif not self.take():
+                elif not (self.take() if fd == self.control.fileno() else self.tell_of_lost_relay()):
                     return
+
+    def tell_of_lost_relay(self):
+        """Pass on that the relay of an execution died; False when the relays are gone as a whole."""
+        received = receive(self.relays)
+        if received is not None:
+            send(self.control, {"id": received[0]["lost"], "lost": "the relay to the gateway of its sandbox died"})
+        return received is not None
 
     def take(self):
         """Handle one message; False when the launcher is gone."""
@@ -209,7 +198,7 @@ class Zygote:
             number = self.children.pop(pid, None)
             if number is not None:
                 code = os.waitstatus_to_exitcode(status)
-                send(self.relay, {"remove": number})
+                send(self.relays, {"remove": number})
                 send(self.control, {"id": number, "exit": code if code >= 0 else 128 - code})
 
     def fork_joined(self, message, fds):
@@ -251,7 +240,7 @@ class Zygote:
         os.setsid()
         plan = read_plan(fds[0])
         listener = inside.listen(plan["relay"]["port"])
-        send(self.relay, {"add": message["id"], "socket": plan["relay"]["socket"]}, [listener.fileno()])
+        send(self.relays, {"add": message["id"], "socket": plan["relay"]["socket"]}, [listener.fileno()])
         listener.close()
         give_up_privileges(last_user_namespace)
         self.finish(plan, fds)
@@ -298,27 +287,6 @@ def read_plan(fd):
     return json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
 
 
-def serve_relay(channel):
-    """The relay process: add a listener when a harness sends one, remove it when its harness has ended."""
-    relay, listeners = inside.Relay(), {}
-    relay.epoll.register(channel.fileno(), select.EPOLLIN)
-    while True:
-        for fd, events in relay.epoll.poll():
-            if fd != channel.fileno():
-                relay.handle(fd, events)
-                continue
-            received = receive(channel)
-            if received is None:
-                return
-            message, fds = received
-            if "add" in message:
-                listener = socket.socket(fileno=fds[0])
-                listeners[message["add"]] = listener.fileno()
-                relay.add(listener, message["socket"])
-            elif message["remove"] in listeners:
-                relay.remove(listeners.pop(message["remove"]))
-
-
 def preload(modules):
     """Import the harness, call its `preload()`; return the number of threads that are alive then (it must be 1)."""
     for name in modules:
@@ -337,7 +305,7 @@ def main(argv):
     control.set_inheritable(False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     zygote = Zygote(control)
-    zygote.start_relay()
+    zygote.start_relays()
     try:
         threads = preload(argv[2:])
     except BaseException:  # whatever an import does is reported to the launcher, which refuses to start

@@ -25,7 +25,7 @@ below with its event, whenever it is done, and echoes the ticket.
 | FinishRun | writes the end of the run | none |
 | (a checkpoint became durable) | | CheckpointSaved |
 | (a cell or standalone engine died, came back) | | CellLost, CellReturned, StandaloneLost, StandaloneReturned |
-| (harnesses died with their controller) | | ExecutionLost |
+| (a harness died with its controller, or with another process of ours) | | ExecutionLost |
 
 A `CloseStep` is void if a member is lost before its `StepReduced`: the others keep their accumulators, go on with what came
 back, and a second `CloseStep` follows. Only `RunOptimizer` commits. An `OpenStep` of a step that was open before restarts it.

@@ -35,7 +35,7 @@ class ExecutionEnded(Event, frozen=True, tag=True, gc=False):
 
 
 class ExecutionLost(Event, frozen=True, tag=True, gc=False):
-    """The harness died with its controller: the execution is to be started again from its task."""
+    """The harness died with its controller, or with another process of ours that it needs: the execution is to be started again from its task."""
 
     execution: ExecutionId
     attempt: int

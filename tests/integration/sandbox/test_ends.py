@@ -160,19 +160,6 @@ def test_a_dead_zygote_is_replaced(kit):
     assert {outcome.end for outcome in asyncio.run(kit.with_launcher(kit.config("warm"), use))} == {End.EXITED}
 
 
-def test_the_harnesses_of_a_dead_zygote_are_killed_and_scored(kit):
-    async def use(launcher: Launcher):
-        code = f"{HELLO}\n{WAIT}"
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(launcher.run_execution(spec(kit.task(code)), calls(1)))
-            await kit.waiting.wait()
-            os.kill(launcher._warm._process.pid, signal.SIGKILL)
-        return running.result()
-
-    outcome = asyncio.run(kit.with_launcher(kit.config("warm"), use))
-    assert (outcome.end, outcome.validity, outcome.score, outcome.exit_code) == (End.CRASHED, Validity.VALID, 0.75, 137)
-
-
 def test_a_full_disk_stops_the_run_with_a_sentence(kit, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

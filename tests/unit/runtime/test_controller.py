@@ -9,11 +9,13 @@ import pytest
 
 from qwengyre.core.errors import CellFailed, ProcessGaveUp
 from qwengyre.core.ids import numbered_server
+from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.runtime import controller as runtime
 from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.driver import RunClock
 from qwengyre.runtime.give_up import MAX_LOSSES
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
+from qwengyre.runtime.records import Decided, ExecutionDone
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.cells import CellState
@@ -70,12 +72,20 @@ class Gateway:
     async def remove_server(self, server: str) -> None: ...
 
 
+LOST = Outcome(End.LOST, Validity.DROPPED, 0.0, "", 1.0, detail="the zygote died")
+
+
 class Executions:
     def __init__(self) -> None:
         self.routes: dict[str, str | None] = {}
+        self.num_lost = 0
+        """So many attempts of each execution die with a process of ours."""
 
-    async def run(self, *_: object) -> None:
-        await asyncio.Event().wait()
+    async def run(self, plan: object, execution: str, attempt: int, at: object) -> Outcome:
+        if attempt < self.num_lost:
+            await asyncio.sleep(0)
+            return LOST
+        return await asyncio.Event().wait()
 
     async def route(self, execution: str, server: str | None) -> None: ...
 
@@ -167,3 +177,38 @@ def test_a_micro_step_whose_step_was_given_up_and_done_again_meanwhile_counts_no
         await computing
 
     asyncio.run(body())
+
+
+def starts_of(made: runtime.Controller) -> list[tuple[str, int]]:
+    decided = [record.commands for record in made.driver.journal if isinstance(record, Decided)]
+    return [(one.execution, one.attempt) for commands in decided for one in commands if isinstance(one, cmd.Start)]
+
+
+def test_executions_whose_harness_was_lost_are_dispatched_again_and_not_journalled():
+    async def body():
+        made = controller()
+        made.executions.num_lost = 1
+        made.post(ev.RunStarted)
+        running = asyncio.create_task(made.run())
+        while len(starts_of(made)) < 2 * SCHEDULER.executions_per_group:
+            assert not running.done(), running.exception()
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return made
+
+    made = asyncio.run(body())
+    assert sorted(starts_of(made)) == [(execution, attempt) for execution in ("e000000-0", "e000000-1") for attempt in (0, 1)]
+    assert made.done == {} and not [record for record in made.driver.journal if isinstance(record, ExecutionDone)]
+
+
+def test_what_is_lost_again_and_again_ends_the_run_and_harnesses_lost_together_count_once():
+    async def body():
+        made = controller()
+        made.executions.num_lost = MAX_LOSSES
+        made.post(ev.RunStarted)
+        with pytest.RaisesGroup(pytest.RaisesExc(ProcessGaveUp, match="the zygote died"), flatten_subgroups=True):
+            await made.run()
+        return max(attempt for _, attempt in starts_of(made))
+
+    assert asyncio.run(body()) == MAX_LOSSES - 1

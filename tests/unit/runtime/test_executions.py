@@ -181,3 +181,31 @@ def test_route_that_changes_while_an_execution_is_opened_is_told_afterwards(outc
 
     asyncio.run(body())
     assert routed == [{moved: "cell-1"}]
+
+
+def test_nothing_is_kept_of_an_execution_that_is_to_be_dispatched_again():
+    """Not its outcome, its route nor its tree: the gateway throws its calls away when the next attempt is opened."""
+
+    class Gateway:
+        async def open(self, order):
+            return OpenedExecution(key="k", path="/e/t/v1")
+
+        async def route(self, routes):
+            pass
+
+        async def close_execution(self, execution):
+            raise AssertionError("closed: the next attempt could not be opened")
+
+    lost = Outcome(End.LOST, Validity.DROPPED, 0.0, "", 1.0, detail="the zygote died")
+
+    class Launcher:
+        async def run_execution(self, spec, num_calls):
+            return lost
+
+    settings = ExecutionSettings(seed=0, max_context_tokens=10, max_tokens_per_call=5)
+    executions = Executions(Gateway(), Launcher(), {"t": Task("t", "/t", "do", 1.0, 1.0)}, settings, BUILTIN, max_concurrent=1)
+    plan = GroupPlan(0, "train", 0, "t", 1.0, 1)
+    (execution,) = members_of(plan)
+    executions.routes[execution] = "cell-0"
+    assert asyncio.run(executions.run(plan, execution, 0, lambda: 0.0)) is lost
+    assert (executions.routes, executions.outcomes, executions._trees) == ({}, {}, {})
