@@ -11,7 +11,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """The `[gateway]` table of a run file."""
 
     renderer: dict[str, str | bool | int] = msgspec.field(default_factory=lambda: {"name": "auto"})
-    """Chat template: `name` of the `renderers` package, and its settings (`enable_thinking`, `thinking_retention`)."""
+    """`name` of a renderer of the `renderers` package, and its settings (`enable_thinking`, `thinking_retention`). `auto` finds it in
+    the model's folder; `default` is the folder's own chat template."""
     max_context_tokens: int = 32768
     """Longest prompt and answer together; an execution may be opened with less."""
     max_tokens_per_call: int = 4096

@@ -6,19 +6,20 @@ Only where the template cannot go on (it strips old reasoning, say) everything i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import renderers
 from renderers.base import Renderer, ToolCallParseStatus
 from renderers.qwen3 import Qwen3Renderer
 
 from qwengyre.core.arrays import TOKEN
 from qwengyre.core.errors import ConfigError
 from qwengyre.gateway.protocol.parse import Grammar, NewToolId, Parsed, ParsedBlock, Parser, Qwen3Parser, WholeParser
+from qwengyre.gateway.templates.found import settings_for
+from qwengyre.gateway.templates.make import Settings, make_renderer
 from qwengyre.gateway.tokenizer import FastTokenizer
 from qwengyre.trajectory.match import Turn
 
@@ -50,23 +51,18 @@ class Rendering:
         self._grammar = _qwen3_grammar(tokenizer, renderer)
 
     @classmethod
-    def from_folder(cls, model: str | Path, renderer: Mapping[str, object]) -> Rendering:
+    def from_folder(cls, model: str | Path, renderer: Settings) -> Rendering:
         """Load a model folder's tokenizer and the renderer that `renderer` configures (`{"name": "qwen3", ...}`).
 
-        Raises ConfigError when the renderer's name or a setting of it is unknown.
+        Raises ConfigError when the renderer's name or a setting of it is unknown, or when the folder does not tell its renderer.
         """
         tokenizer = FastTokenizer.from_folder(model)
+        made = make_renderer(tokenizer, settings_for(Path(model), tokenizer, renderer))
         try:
-            config = _renderer_config(renderer)
-            own = renderers.load_tokenizer(str(model)) if renderer.get("name") == "default" else tokenizer
-            made = renderers.create_renderer(own, config)
             made.render_ids([{"role": "user", "content": ""}], add_generation_prompt=True)
-            return cls(tokenizer, made)
-        except AttributeError as error:
-            known = "name one, such as qwen3 or qwen3.5; `default` uses the tokenizer's own template"
-            raise ConfigError(f"no renderer is known for {model}: {known}", key="gateway.renderer.name") from error
-        except (ValueError, TypeError, AssertionError, KeyError, OSError, ImportError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             raise ConfigError(f"this renderer cannot be used with {model}: {error}", key="gateway.renderer") from error
+        return cls(tokenizer, made)
 
     def render(self, turns: Sequence[Turn], tools: Sequence[dict]) -> np.ndarray:
         """int32 (T,): the whole context, ready for the answer."""
@@ -149,14 +145,6 @@ class Rendering:
 
     def _messages(self, turns: Sequence[Turn]) -> list[dict]:
         return [_message(turn) for turn in turns]
-
-
-def _renderer_config(settings: Mapping[str, object]) -> renderers.BaseRendererConfig | None:
-    """The typed config of the renderer named in `settings`; None lets the package choose by the model's name."""
-    default = renderers.config_from_name(str(settings.get("name", "auto")))
-    if default is None:
-        return None
-    return type(default)(**{key: value for key, value in settings.items() if key != "name"})
 
 
 def _message(turn: Turn) -> dict:

@@ -1,4 +1,4 @@
-"""The tokenizer as the `renderers` package wants it, on the Rust library alone: no torch, no transformers.
+"""The tokenizer and chat template of a model folder as the `renderers` package wants them: no torch, no transformers.
 
 Long texts that come again (a system prompt with its tools, at every sub-agent and after every compaction) are encoded once.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
-import msgspec
 from tokenizers import Tokenizer
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.gateway.templates.jinja import ChatTemplate, read_json, special_tokens
 
 _CACHE_CHARS = 4_000_000
 _CACHED_TEXT_CHARS = 2_000_000
@@ -25,11 +26,13 @@ class FastTokenizer:
     """Satisfies `renderers.base.Tokenizer`; may be used from several threads. Offsets are not offered: the gateway attributes no
     tokens to characters."""
 
-    def __init__(self, tokenizer: Tokenizer, *, name_or_path: str, unk_token: str | None, eos_token: str | None):
-        self._tokenizer = tokenizer
-        self.name_or_path = name_or_path
-        self.unk_token_id = tokenizer.token_to_id(unk_token) if unk_token else None
-        self.eos_token_id = tokenizer.token_to_id(eos_token) if eos_token else None
+    def __init__(self, tokenizer: Tokenizer, folder: Path):
+        """`folder` is the model's, whose other files are read when they are needed."""
+        self._tokenizer, self._folder = tokenizer, folder
+        self.name_or_path = str(folder)
+        special = special_tokens(folder)
+        self.unk_token_id = _token_id(tokenizer, special.get("unk_token"))
+        self.eos_token_id = _token_id(tokenizer, special.get("eos_token"))
         self._cache: OrderedDict[str, list[int]] = OrderedDict()
         self._cached_chars = 0
         self._lock = threading.Lock()
@@ -38,18 +41,33 @@ class FastTokenizer:
 
     @classmethod
     def from_folder(cls, model: str | Path) -> FastTokenizer:
-        """Load `tokenizer.json` of a model folder. Raises ConfigError when it is missing."""
+        """Load `tokenizer.json` of a model folder. Raises ConfigError when it is missing or not a tokenizer."""
         folder = Path(model)
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise ConfigError("there is no tokenizer.json in this folder", file=str(folder), key="model")
-        special = _special_tokens(folder)
-        return cls(
-            Tokenizer.from_file(str(file)),
-            name_or_path=str(model),
-            unk_token=special.get("unk_token"),
-            eos_token=special.get("eos_token"),
-        )
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise ConfigError(f"this tokenizer cannot be read: {error}", file=str(file), key="model") from error
+        return cls(tokenizer, folder)
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The folder's own chat template. Raises ConfigError for one that is not valid."""
+        return ChatTemplate.from_folder(self._folder)
+
+    @cached_property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer, as the folder says: those of generation_config.json, and the tokenizer's `eos_token`."""
+        found = read_json(self._folder / "generation_config.json").get("eos_token_id")
+        ids = found if isinstance(found, list) else [found]
+        return tuple(dict.fromkeys(token for token in (*ids, self.eos_token_id) if isinstance(token, int)))
+
+    def apply_chat_template(self, messages: Sequence[dict], **settings: object) -> list[int]:
+        """Tokens of a conversation by the folder's own template, which there must be. Raises TemplateRefused."""
+        given = {name: value for name, value in settings.items() if name not in ("tokenize", "return_dict")}
+        return self.encode(self.template.render(messages, **given))
 
     def encode(self, text: str, *_: object, **__: object) -> list[int]:
         with self._lock:
@@ -88,14 +106,5 @@ class FastTokenizer:
             self._cached_chars -= len(oldest)
 
 
-def _special_tokens(folder: Path) -> dict[str, str]:
-    """`unk_token` and `eos_token` of tokenizer_config.json, as plain strings."""
-    file = folder / "tokenizer_config.json"
-    if not file.is_file():
-        return {}
-    config = msgspec.json.decode(file.read_bytes())
-    found = {}
-    for name in ("unk_token", "eos_token"):
-        value = config.get(name)
-        found[name] = value.get("content") if isinstance(value, dict) else value
-    return {name: value for name, value in found.items() if isinstance(value, str)}
+def _token_id(tokenizer: Tokenizer, token: str | None) -> int | None:
+    return tokenizer.token_to_id(token) if token else None

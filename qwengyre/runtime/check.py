@@ -80,8 +80,7 @@ def _check_policy(config: RunConfig) -> None:
             raise ConfigError(f"this file of policy.model cannot be read: {error}", file=str(folder / name)) from error
     if config.engine.engine == "embedded" and not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{folder} holds no weights: there is no *.safetensors file", key="policy.model")
-    if config.gateway.renderer.get("name", "auto") != "auto":
-        _check_renderer(config)
+    _check_renderer(config)
 
 
 def _check_renderer(config: RunConfig) -> None:
@@ -91,11 +90,10 @@ def _check_renderer(config: RunConfig) -> None:
 
 
 def check_model(config: RunConfig) -> None:
-    """That gateway and engine can use the policy's model. Imports torch, which a controller does without: they say the same when they
+    """That the engine can use the policy's model. Imports torch, which a controller does without: they say the same when they
     start. Raises ConfigError or ModelRefused."""
     if not config.policy.model:
         return
-    _check_renderer(config)
     if config.engine.engine in ("embedded", "vllm"):
         from qwengyre.engines.model import read_spec
 

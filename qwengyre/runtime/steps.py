@@ -197,6 +197,8 @@ class Steps:
         directory = self._folder.checkpoints / f"step-{step:06d}"
         await self._fleet.call(CORE, api.SaveSnapshot(str(self._folder.snapshots), step), api.Done)
         await self._fleet.call(CORE, api.SaveCheckpoint(str(directory), step, journal_position), api.Done)
+        if self._folder.renderer.is_file():
+            shutil.copyfile(self._folder.renderer, directory / self._folder.renderer.name)
         self.checkpoint_step = step
         for old in sorted(self._folder.checkpoints.glob("step-*"))[: -self._config.keep_checkpoints]:
             shutil.rmtree(old, ignore_errors=True)

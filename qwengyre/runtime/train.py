@@ -75,6 +75,7 @@ def train(config: RunConfig, folder: RunFolder) -> None:
             Journal.open(folder.trained_journal, MicroStep) as trained,
         ):
             keep_tokenizer(prepared.model_dir, folder)
+            config = keep_renderer_of_run(config, prepared.model_dir, folder)
             if config.trajectory.harness_rules:
                 folder.harness_rules.write_bytes(Path(config.trajectory.harness_rules).read_bytes())
             asyncio.run(Run(config, folder, screen, prepared, Journals(controller, trained)).run())
@@ -332,6 +333,21 @@ def keep_tokenizer(model_dir: Path, folder: RunFolder) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (model_dir / name).is_file():
             shutil.copyfile(model_dir / name, folder.policy / name)
+
+
+def keep_renderer_of_run(config: RunConfig, model_dir: Path, folder: RunFolder) -> RunConfig:
+    """Resolve `gateway.renderer` once: the gateway, and whoever opens the run or one of its checkpoints, render alike.
+
+    Raises ConfigError when the model's folder does not tell its renderer.
+    """
+    from qwengyre.gateway.templates.found import keep_renderer, settings_for
+    from qwengyre.gateway.tokenizer import FastTokenizer
+
+    source = folder.policy if folder.renderer.is_file() else model_dir
+    settings = settings_for(source, FastTokenizer.from_folder(source), config.gateway.renderer)
+    keep_renderer(folder.policy, settings)
+    gateway = msgspec.structs.replace(config.gateway, renderer=dict(settings))
+    return msgspec.structs.replace(config, gateway=gateway)
 
 
 def merge(one: AuditReport, other: AuditReport) -> AuditReport:

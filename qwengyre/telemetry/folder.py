@@ -18,7 +18,7 @@ class RunFolder:
     journal/                controller.log, gateway.log: the durable truth; trained.log: what each step trained, for the audit
     metrics.jsonl           one record a line (telemetry/records.py)
     tensorboard/            the same numbers as event files
-    policy/                 tokenizer of the policy, to turn ids into text
+    policy/                 tokenizer of the policy, to turn ids into text, and its renderer
     checkpoints/            weights and optimizer, with the journal position
     snapshots/              weights of every version, for the audit of log-probs; without one, from the published version on
     workspaces/             workspaces of failed executions
@@ -39,6 +39,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.policy = self.path / "policy"
+        self.renderer = self.policy / "renderer.json"
         self.checkpoints = self.path / "checkpoints"
         self.snapshots = self.path / "snapshots"
         self.workspaces = self.path / "workspaces"

@@ -67,7 +67,7 @@ max_tokens_per_call = {max_tokens}
 max_context_tokens = 1024
 
 [gateway]
-renderer = {{ name = "qwen3", enable_thinking = false }}
+renderer = {{ enable_thinking = false }}
 
 [evaluation]
 samples = 2
