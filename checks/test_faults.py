@@ -17,7 +17,7 @@ import pytest
 from checks.faults import network
 from checks.faults.evidence import expect_nothing_lost, expect_only_made_tokens, made_tokens, notes
 from checks.faults.plan import Fault, Noted, Script
-from qwengyre.runtime.fleet import HEARTBEATS_PER_ANSWER, MISSES_UNTIL_LOST
+from qwengyre.rpc.heartbeat import HEARTBEATS_PER_ANSWER, MISSES_UNTIL_LOST
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.records import RunBegan, StepFinished
 from tests.integration.run_kit import RunKit, executions_done, metrics, summary

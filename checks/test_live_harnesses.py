@@ -16,7 +16,7 @@ from checks.harness_table import HARNESSES, Harness
 from checks.scripted_policy import Said, ScriptedPolicy
 from qwengyre.core.arrays import TOKEN
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
-from qwengyre.gateway.control_api import Move
+from qwengyre.gateway.control_api import MoveCalls
 from qwengyre.gateway.gateway import Execution
 from qwengyre.gateway.moves import move
 from qwengyre.gateway.records import Opened
@@ -60,7 +60,7 @@ class Session:
             while not any(call.tokens.num_sampled >= 16 and call.server for call in execution.live.values()):
                 assert process.returncode is None, self.output()
                 await asyncio.sleep(0.005)
-            await move(gateway, Move("cell-0", {"e000001-0": None}))
+            await move(gateway, MoveCalls("cell-0", {"e000001-0": None}))
             await asyncio.sleep(HOLD_S)
             execution.route.set("cell-1")
             self.exit_code = await process.wait()

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -22,14 +21,18 @@ import typer
 from qwengyre.bench.gateway_peer import added_by_peer
 from qwengyre.bench.output import JsonTarget, say, write_json
 from qwengyre.core.arrays import pack
+from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import GenerateRequest, Sampling, TokenChunk
 from qwengyre.engines.remote import RemoteEngine
 from qwengyre.engines.server import EngineServer
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
+from qwengyre.gateway.control_api import OpenExecution
 from qwengyre.gateway.gateway import Execution, Gateway, open_journal
 from qwengyre.gateway.protocol import chat
 from qwengyre.gateway.records import Opened
 from qwengyre.gateway.rendering import Rendering
+from qwengyre.rpc.tether import tethered
+from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.testing.engines import ScriptedEngine
 from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
 
@@ -37,6 +40,8 @@ RENDERER = {"name": "qwen3", "thinking_retention": "all"}
 ANSWER_CHARS, RESULT_CHARS = 200, 440
 EDGE_CALLS = 50
 """Calls at the start and at the end over which a time is averaged."""
+DEADLINE_S = 60.0
+"""For the gateway to answer its owner."""
 TOKEN = b"bench"
 
 
@@ -180,37 +185,30 @@ class Served:
             control_socket=str(folder / "c.sock"),
             port=0,
             ready_file=str(folder / "ready"),
-            parent_pid=os.getpid(),
             gateway=GatewayConfig(renderer=RENDERER, max_context_tokens=1 << 20, max_calls_per_execution=4096),
         )
         (folder / "gateway.json").write_bytes(msgspec.json.encode(config))
-        command = [sys.executable, "-m", "qwengyre.gateway", "--config", str(folder / "gateway.json"), "--log-level", "WARNING"]
+        command = tethered("qwengyre.gateway", ["--config", str(folder / "gateway.json"), "--log-level", "WARNING"])
         self._process = await asyncio.create_subprocess_exec(*command)
         while not (folder / "ready").exists():
             await asyncio.sleep(0.05)
         self.port = json.loads((folder / "ready").read_text())["port"]
         self.address = await self._server.serve(f"unix:{folder / 'e.sock'}")
-        self.control = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=config.control_socket), base_url="http://control")
-        await self._post("/control/servers", {"server": "s", "address": self.address, "token": msgspec.to_builtins(TOKEN)})
+        self._owner = GatewayClient(Path(config.control_socket), DEADLINE_S)
+        await self._owner.add_server(ServerId("s"), self.address, TOKEN)
         return self
 
     async def open(self, execution: str) -> str:
-        opened = await self._post("/control/executions", {"execution": execution})
-        await self._post("/control/routes", {execution: "s"})
-        return opened["key"]
+        opened = await self._owner.open(OpenExecution(ExecutionId(execution), server=ServerId("s")))
+        return opened.key
 
     def cpu_s(self) -> float:
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    async def _post(self, path: str, body: object) -> dict:
-        answer = await self.control.post(path, content=msgspec.json.encode(body))
-        answer.raise_for_status()
-        return answer.json()
-
     async def __aexit__(self, *_: object) -> None:
-        await self.control.post("/control/shutdown")
-        await self.control.aclose()
+        self._owner.close()
+        self._process.terminate()
         await self._process.wait()
         await self._server.close()
 

@@ -32,7 +32,7 @@ from qwengyre.core.errors import CellFailed, QwenGyreError, TransferError
 from qwengyre.engines.api import Engine
 from qwengyre.engines.config import EngineConfig
 from qwengyre.rpc.http import MAX_BODY_BYTES, bearer_matches
-from qwengyre.rpc.processes import announce, exit_with_parent
+from qwengyre.rpc.processes import announce
 from qwengyre.rpc.refusal import describe
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.config import TrainerConfig
@@ -294,7 +294,6 @@ def build_app(cell: Cell) -> Starlette:
 async def serve(spec: CellSpec) -> None:
     from qwengyre.engines.server import EngineServer
 
-    exit_with_parent(asyncio.get_running_loop())
     cell = Cell(spec)
     engine_server = EngineServer(cell.engine, token=spec.token.encode())
     data = await engine_server.serve(f"tcp://{spec.host}:0")

@@ -53,7 +53,7 @@ class GatewayProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     secret_file: str
     """Keys are derived from it; made with mode 0600 if missing. Lose it and running harnesses lose access."""
     control_socket: str
-    """Unix socket of the control API. Only its owner can open it."""
+    """Unix socket for the owner's requests (gateway/control_api.py). Only its owner can open it."""
     host: str = "127.0.0.1"
     port: int | None = None
     """TCP port for harnesses; 0 takes a free one, absent opens none."""
@@ -61,8 +61,6 @@ class GatewayProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     """Unix socket for harnesses, mounted into the sandbox."""
     ready_file: str | None = None
     """Written once both listeners answer: {"pid", "port", "harness_socket", "control_socket"}."""
-    parent_pid: int | None = None
-    """Stop when this process is gone."""
     harness_rules: str = ""
     """TOML file with `[[harness]]` tables for harnesses of your own (docs/harnesses.md)."""
     gateway: GatewayConfig = GatewayConfig()

@@ -1,93 +1,53 @@
-"""The control listener, an ASGI application on a Unix socket that harnesses never see. Bodies: `control_api`."""
+"""The gateway's answers to its owner: one handler for every request of `control_api`."""
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import re
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Callable
 
-import msgspec
-
-from qwengyre.core.errors import ConfigError, QwenGyreError
-from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import Engine
-from qwengyre.gateway.app import Receive, Scope, Send
 from qwengyre.gateway.control_api import (
     AddServer,
     ClosedExecution,
+    CloseExecution,
     GatewayReport,
-    Move,
+    MoveCalls,
+    Moved,
     OpenedExecution,
     OpenExecution,
+    Ping,
+    RemoveServer,
+    ReportCounts,
+    SetRoutes,
 )
 from qwengyre.gateway.gateway import Gateway
 from qwengyre.gateway.moves import move
 from qwengyre.gateway.records import Opened
 from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import SessionCounts
-
-log = logging.getLogger(__name__)
-MSGPACK: Final = "application/msgpack"
-MAX_BODY_BYTES: Final = 16 * 1024 * 1024
+from qwengyre.rpc.server import Done, Handlers
 
 Connect = Callable[[AddServer], Engine]
 
 
-class _Answer(Exception):
-    def __init__(self, status: int, message: str):
-        self.status, self.message = status, message
+class Control:
+    """`connect` makes the client of an engine's address."""
 
+    def __init__(self, gateway: Gateway, connect: Connect) -> None:
+        self._gateway, self._connect = gateway, connect
 
-class ControlApp:
-    """`connect` makes the client of an engine's address; `stop` ends the process."""
+    def handlers(self) -> Handlers:
+        return {
+            OpenExecution: self._open,
+            CloseExecution: self._close,
+            AddServer: self._add_server,
+            RemoveServer: self._remove_server,
+            SetRoutes: self._set_routes,
+            MoveCalls: self._move,
+            ReportCounts: self._report,
+            Ping: self._ping,
+        }
 
-    def __init__(self, gateway: Gateway, connect: Connect, stop: asyncio.Event):
-        self._gateway, self._connect, self._stop = gateway, connect, stop
-        self._routes: list[tuple[str, re.Pattern[str], Callable[..., Awaitable[object]]]] = [
-            ("POST", re.compile(r"^/control/executions$"), self._open),
-            ("POST", re.compile(r"^/control/executions/(?P<execution>[^/]+)/close$"), self._close),
-            ("POST", re.compile(r"^/control/servers$"), self._add_server),
-            ("DELETE", re.compile(r"^/control/servers/(?P<server>[^/]+)$"), self._remove_server),
-            ("POST", re.compile(r"^/control/routes$"), self._route),
-            ("POST", re.compile(r"^/control/move$"), self._move),
-            ("GET", re.compile(r"^/control/stats$"), self._report),
-            ("GET", re.compile(r"^/control/health$"), self._health),
-            ("POST", re.compile(r"^/control/shutdown$"), self._shutdown),
-        ]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        is_msgpack = headers.get("content-type", "").startswith(MSGPACK) or headers.get("accept", "") == MSGPACK
-        body = _Body(await _read(receive), is_msgpack)
-        try:
-            status, answer = 200, await self._dispatch(scope["method"], scope["path"], body)
-        except _Answer as refused:
-            status, answer = refused.status, {"error": refused.message}
-        except KeyError as unknown:
-            status, answer = 404, {"error": f"{unknown.args[0]} was never opened here"}
-        except ConfigError as error:
-            status, answer = 409, {"error": str(error)}
-        except QwenGyreError as error:
-            status, answer = 500, {"error": str(error)}
-        encoded = msgspec.msgpack.encode(answer) if is_msgpack else msgspec.json.encode(answer)
-        kind = MSGPACK if is_msgpack else "application/json"
-        head = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(encoded))]
-        await send({"type": "http.response.start", "status": status, "headers": head})
-        await send({"type": "http.response.body", "body": encoded})
-
-    async def _dispatch(self, method: str, path: str, body: _Body) -> object:
-        for allowed, pattern, handler in self._routes:
-            found = pattern.match(path)
-            if found and allowed == method:
-                return await handler(body, **found.groupdict())
-        raise _Answer(404, f"there is no {method} {path} here")
-
-    async def _open(self, body: _Body) -> OpenedExecution:
-        asked = body.decode(OpenExecution)
+    async def _open(self, asked: OpenExecution) -> OpenedExecution:
         opened = Opened(
             session=-1,
             execution=asked.execution,
@@ -105,8 +65,8 @@ class ControlApp:
         await self._gateway.wait_durable()
         return OpenedExecution(key=execution.keys.key, path=execution.keys.path)
 
-    async def _close(self, body: _Body, execution: str) -> ClosedExecution:
-        session = await self._gateway.close(ExecutionId(execution))
+    async def _close(self, asked: CloseExecution) -> ClosedExecution:
+        session = await self._gateway.close(asked.execution)
         await self._gateway.wait_durable()
         return ClosedExecution(
             execution=session.opened.execution,
@@ -115,55 +75,28 @@ class ControlApp:
             counts=_counts(session),
         )
 
-    async def _health(self, body: _Body) -> dict:
-        """Says nothing but that this process runs."""
-        return {}
-
-    async def _add_server(self, body: _Body) -> dict:
-        asked = body.decode(AddServer)
+    async def _add_server(self, asked: AddServer) -> Done:
         await self._gateway.set_server(asked.server, self._connect(asked))
-        return {}
+        return Done()
 
-    async def _remove_server(self, body: _Body, server: str) -> dict:
-        await self._gateway.set_server(ServerId(server), None)
-        return {}
+    async def _remove_server(self, asked: RemoveServer) -> Done:
+        await self._gateway.set_server(asked.server, None)
+        return Done()
 
-    async def _route(self, body: _Body) -> dict:
-        routes = body.decode(dict[ExecutionId, ServerId | None])
-        unknown = [execution for execution in routes if execution not in self._gateway.executions]
-        for execution, server in routes.items():
-            if execution not in unknown:
-                self._gateway.executions[execution].route.set(server)
-        return {"unknown": unknown}
+    async def _set_routes(self, asked: SetRoutes) -> Done:
+        for execution, server in asked.routes.items():
+            if (live := self._gateway.executions.get(execution)) is not None:
+                live.route.set(server)
+        return Done()
 
-    async def _move(self, body: _Body) -> object:
-        asked = body.decode(Move)
+    async def _move(self, asked: MoveCalls) -> Moved:
         return await move(self._gateway, asked)
 
-    async def _report(self, body: _Body) -> GatewayReport:
-        executions = self._gateway.executions
-        return GatewayReport(
-            stats=self._gateway.stats,
-            executions={name: len(execution.live) for name, execution in executions.items()},
-            routes={name: execution.route.server for name, execution in executions.items()},
-            servers=self._gateway.servers(),
-        )
+    async def _report(self, asked: ReportCounts) -> GatewayReport:
+        return GatewayReport(self._gateway.stats)
 
-    async def _shutdown(self, body: _Body) -> dict:
-        self._stop.set()
-        return {}
-
-
-class _Body:
-    def __init__(self, data: bytes, is_msgpack: bool):
-        self._data, self._is_msgpack = data, is_msgpack
-
-    def decode(self, form: Any) -> Any:
-        decode = msgspec.msgpack.decode if self._is_msgpack else msgspec.json.decode
-        try:
-            return decode(self._data, type=form)
-        except msgspec.MsgspecError as error:
-            raise _Answer(400, str(error)) from error
+    async def _ping(self, asked: Ping) -> Done:
+        return Done()
 
 
 def _counts(session: Session) -> SessionCounts:
@@ -175,17 +108,3 @@ def _counts(session: Session) -> SessionCounts:
         num_moves=sum(end.num_moves for end in ended),
         held_s=sum(end.held_s for end in ended),
     )
-
-
-async def _read(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    size, more = 0, True
-    while more:
-        message = await receive()
-        part = message.get("body", b"")
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            break
-        parts.append(part)
-        more = message.get("more_body", False)
-    return b"".join(parts)

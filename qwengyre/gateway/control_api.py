@@ -1,16 +1,16 @@
-"""The control API's bodies. The runtime imports this; it needs nothing of the gateway's shell.
+"""What the gateway can be asked by its owner, as one table: a request, and its reply. The runtime imports this.
 
-    POST   /control/executions             OpenExecution -> OpenedExecution   may call from now on; held until it has a route
-    POST   /control/executions/{id}/close  -> ClosedExecution                 keys die, running calls are cut, the records come back
-    POST   /control/servers                AddServer                          again with another address: calls go on there
-    DELETE /control/servers/{server}                                          calls that are routed there are held
-    POST   /control/routes                 {execution: server or null}        null holds
-    POST   /control/move                   Move -> Moved                hold, carry KV, route, go on
-    GET    /control/stats                  -> GatewayReport
-    POST   /control/shutdown
+    OpenExecution   -> OpenedExecution   may call from now on; held until it has a route
+    CloseExecution  -> ClosedExecution   keys die, running calls are cut, the records come back; again the same
+    AddServer       -> Done              again with another address: calls go on there
+    RemoveServer    -> Done              calls that are routed there are held
+    SetRoutes       -> Done              {execution: server or None}; None holds
+    MoveCalls       -> Moved             hold, carry KV, route, go on
+    ReportCounts    -> GatewayReport
+    Ping            -> Done              this process runs
 
-Bodies are msgpack (`application/msgpack`) or JSON (any other content type); the answer comes in the same. Errors are
-`{"error": sentence}` with status 400 (a wrong body), 404 (an unknown execution), 409 (an older attempt).
+They go over the wire of `rpc/`, on a Unix socket that harnesses never see. Refused with UnknownExecution, ConfigError (an older
+attempt), or what went wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qwengyre.gateway.stats import GatewayStats, SessionCounts
 from qwengyre.trajectory.records import CallEvent
 
 
-class OpenExecution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OpenExecution(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Opening the same attempt again answers the same; a higher attempt throws the earlier one's calls away."""
 
     execution: ExecutionId
@@ -37,29 +37,42 @@ class OpenExecution(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where its calls go from the start; None holds them until a route is set."""
 
 
-class OpenedExecution(msgspec.Struct, frozen=True):
+class OpenedExecution(msgspec.Struct, frozen=True, tag=True):
     key: str
     """For `OPENAI_API_KEY` and the like."""
     path: str
     """`/e/<token>/v1`, to be put behind scheme, host and port. Without `/v1` for Anthropic clients."""
 
 
-class AddServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CloseExecution(msgspec.Struct, frozen=True, tag=True):
+    execution: ExecutionId
+
+
+class AddServer(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     server: ServerId
     address: str
     """`tcp://HOST:PORT` or `unix:PATH` of an EngineServer."""
-    token: bytes = b""
-    """What that server asks for. In JSON: base64."""
+    secret: bytes
+    """What both ends of that wire must know."""
 
 
-class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RemoveServer(msgspec.Struct, frozen=True, tag=True):
+    server: ServerId
+
+
+class SetRoutes(msgspec.Struct, frozen=True, tag=True):
+    routes: dict[ExecutionId, ServerId | None]
+    """Executions that are not open, because they were closed meanwhile, are passed over."""
+
+
+class MoveCalls(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     source: ServerId
     moves: dict[ExecutionId, ServerId | None]
     deadline_s: float = 60.0
     """KV that is not at its destination by then is computed again there: an engine that hangs does not hold up the move."""
 
 
-class Moved(msgspec.Struct, frozen=True):
+class Moved(msgspec.Struct, frozen=True, tag=True):
     """What a move did."""
 
     calls_moved: int
@@ -74,7 +87,7 @@ class Moved(msgspec.Struct, frozen=True):
     seconds: float
 
 
-class ClosedExecution(msgspec.Struct, frozen=True):
+class ClosedExecution(msgspec.Struct, frozen=True, tag=True):
     execution: ExecutionId
     attempt: int
     events: list[CallEvent]
@@ -82,9 +95,13 @@ class ClosedExecution(msgspec.Struct, frozen=True):
     counts: SessionCounts
 
 
-class GatewayReport(msgspec.Struct, frozen=True):
+class ReportCounts(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class GatewayReport(msgspec.Struct, frozen=True, tag=True):
     stats: GatewayStats
-    executions: dict[ExecutionId, int]
-    """Live calls of each open execution."""
-    routes: dict[ExecutionId, ServerId | None]
-    servers: list[ServerId]
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    pass

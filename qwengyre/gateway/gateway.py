@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from qwengyre.core.errors import ConfigError, ContextOverflow, EngineError, ExecutionClosed, JournalError
+from qwengyre.core.errors import ConfigError, ContextOverflow, EngineError, ExecutionClosed, JournalError, UnknownExecution
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import Engine
 from qwengyre.gateway.answer_log import AnswerLog, Reader
@@ -188,7 +188,7 @@ class Gateway:
     async def close(self, execution: ExecutionId) -> Session:
         """Kill the keys, end the live calls and give the records; again and after a restart, too.
 
-        Raises KeyError for an execution that was never opened.
+        Raises UnknownExecution for one that was never opened.
         """
         known = self.executions.get(execution)
         if known is not None:
@@ -353,7 +353,7 @@ class Gateway:
                     case Ended():
                         session.rows[record.call].ended = record
         if session is None:
-            raise KeyError(execution)
+            raise UnknownExecution(execution)
         return session
 
     def _relearn(self, session: Session, ended: Ended) -> None:

@@ -14,7 +14,7 @@ import logging
 from qwengyre.core.errors import EngineError, TransferError
 from qwengyre.engines.api import Engine
 from qwengyre.gateway.call import LiveCall
-from qwengyre.gateway.control_api import Move, Moved
+from qwengyre.gateway.control_api import MoveCalls, Moved
 from qwengyre.gateway.gateway import Execution, Gateway
 
 log = logging.getLogger(__name__)
@@ -30,28 +30,28 @@ class _Count:
         self.calls = self.contexts = self.tokens = self.recomputed = self.kv_bytes = 0
 
 
-async def move(gateway: Gateway, order: Move) -> Moved:
-    """Take the executions of `order` off its source and to their destinations; None holds them until a route comes.
+async def move(gateway: Gateway, asked: MoveCalls) -> Moved:
+    """Take the executions of `asked` off its source and to their destinations; None holds them until a route comes.
 
     Executions that are closed meanwhile are passed over.
     """
     began = asyncio.get_running_loop().time()
-    leaving = [(gateway.executions[execution], to) for execution, to in order.moves.items() if execution in gateway.executions]
+    leaving = [(gateway.executions[execution], to) for execution, to in asked.moves.items() if execution in gateway.executions]
     for execution, _ in leaving:
         execution.route.set(None)
-    engine = gateway.engine(order.source)
-    running = [call for execution, _ in leaving for call in execution.live.values() if call.server == order.source]
+    engine = gateway.engine(asked.source)
+    running = [call for execution, _ in leaving for call in execution.live.values() if call.server == asked.source]
     count = _Count()
     count.calls = len(running)
-    await _stop(engine, running, min(STOP_DEADLINE_S, order.deadline_s / 2))
+    await _stop(engine, running, min(STOP_DEADLINE_S, asked.deadline_s / 2))
     transfers = asyncio.Semaphore(CONCURRENT_TRANSFERS)
     try:
-        async with asyncio.timeout_at(began + order.deadline_s), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout_at(began + asked.deadline_s), asyncio.TaskGroup() as tasks:
             for execution, to in leaving:
                 destination = gateway.engine(to) if to is not None else None
                 tasks.create_task(_carry(execution, running, engine, destination, transfers, count))
     except TimeoutError:
-        log.warning("move_took_too_long", extra={"source": order.source, "deadline_s": order.deadline_s})
+        log.warning("move_took_too_long", extra={"source": asked.source, "deadline_s": asked.deadline_s})
     finally:  # whatever becomes of the KV, the calls go on
         for execution, to in leaving:
             if execution.route.server is None:

@@ -17,15 +17,16 @@ from qwengyre.engines.api import Engine
 from qwengyre.engines.remote import RemoteEngine
 from qwengyre.gateway.app import HarnessApp
 from qwengyre.gateway.config import GatewayProcessConfig
-from qwengyre.gateway.control import Connect, ControlApp
+from qwengyre.gateway.control import Connect, Control
 from qwengyre.gateway.control_api import AddServer
 from qwengyre.gateway.gateway import Gateway, open_journal
 from qwengyre.gateway.keys import load_secret
 from qwengyre.gateway.listener import HttpServer, allow_open_files, tcp_listener, unix_listener
 from qwengyre.gateway.rendering import Rendering
+from qwengyre.rpc.processes import announce
+from qwengyre.rpc.server import Server, Service
 
 log = logging.getLogger(__name__)
-PARENT_POLL_S = 1.0
 
 
 class Listening(msgspec.Struct, frozen=True):
@@ -52,7 +53,8 @@ class GatewayServer:
             config.gateway, rendering, self._journal, secret, time.time, read_harness_rules(config.harness_rules)
         )
         self._harness = HarnessApp(self.gateway)
-        self._control = ControlApp(self.gateway, connect or connect_engine, self.stop)
+        control = Control(self.gateway, connect or connect_engine)
+        self._control = Server(None, lambda: Service(control.handlers()))
         self._stack = contextlib.AsyncExitStack()
         self.listening: Listening | None = None
 
@@ -73,12 +75,10 @@ class GatewayServer:
             tasks.create_task(self.gateway.serve(self.stop)),
             tasks.create_task(self._harness.keep_alive(config.gateway.keep_alive_s)),
         ]
-        self._servers = [HttpServer(self._harness, sockets), HttpServer(self._control, [control])]
-        for server in self._servers:
-            await server.begin()
-            self._background.append(tasks.create_task(server.main_loop()))
-        if config.parent_pid is not None:
-            self._background.append(tasks.create_task(self._watch_parent(config.parent_pid)))
+        self._http = HttpServer(self._harness, sockets)
+        await self._http.begin()
+        self._background.append(tasks.create_task(self._http.main_loop()))
+        await self._control.listen_on(control)
         self.listening = Listening(
             pid=os.getpid(), port=port, harness_socket=config.harness_socket, control_socket=config.control_socket
         )
@@ -86,8 +86,8 @@ class GatewayServer:
 
     async def __aexit__(self, *error: object) -> None:
         self.stop.set()
-        for server in self._servers:
-            await server.end()
+        await self._control.close()
+        await self._http.end()
         for task in self._background[1:]:
             task.cancel()
         await self._stack.aclose()
@@ -96,15 +96,9 @@ class GatewayServer:
                 Path(name).unlink(missing_ok=True)
         self._journal.close()
 
-    async def _watch_parent(self, pid: int) -> None:
-        while os.getppid() == pid or _is_alive(pid):
-            await asyncio.sleep(PARENT_POLL_S)
-        log.warning("parent_is_gone", extra={"pid": pid})
-        self.stop.set()
-
 
 async def serve(config: GatewayProcessConfig) -> None:
-    """Run until SIGTERM, SIGINT, a shutdown order or the parent's end. Raises ConfigError, JournalError."""
+    """Run until SIGTERM or SIGINT. Raises ConfigError, JournalError."""
     allow_open_files()
     server = GatewayServer(config)
     loop = asyncio.get_running_loop()
@@ -112,7 +106,7 @@ async def serve(config: GatewayProcessConfig) -> None:
         loop.add_signal_handler(number, server.stop.set)
     async with server:
         if config.ready_file is not None:
-            _write_whole(Path(config.ready_file), msgspec.json.encode(server.listening))
+            announce(Path(config.ready_file), msgspec.json.encode(server.listening))
         log.info("gateway_ready", extra=msgspec.to_builtins(server.listening))
         await server.stop.wait()
     if server.gateway.broken is not None:
@@ -120,20 +114,4 @@ async def serve(config: GatewayProcessConfig) -> None:
 
 
 def connect_engine(asked: AddServer) -> Engine:
-    return RemoteEngine(asked.address, token=asked.token)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    part = path.with_suffix(".part")
-    part.write_bytes(data)
-    part.replace(path)
+    return RemoteEngine(asked.address, token=asked.secret)

@@ -1,4 +1,4 @@
-"""Cumulative counters of the gateway, as `GET /control/stats` gives them."""
+"""Cumulative counters of the gateway, as the controller asks for them."""
 
 from __future__ import annotations
 

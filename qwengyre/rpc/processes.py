@@ -1,23 +1,19 @@
-"""Supervised subprocesses that die with their parent and say when they serve.
-
-A child holds the read end of a pipe as its stdin; when the parent goes, however it goes, the pipe closes and the child exits. The kernel
-kills what cannot notice (`rpc/supervised.py`).
-"""
+"""Children of this process: each ends with it (`rpc/tether.py`), and says when it serves."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from qwengyre.core.errors import ProcessFailed
+from qwengyre.rpc.tether import tethered
 
 POLL_S = 0.02
-"""How often one looks for a file that a child writes."""
+"""How often a parent looks for a file that a child writes."""
 
 
 def process_failed(name: str, reason: str, log_path: Path) -> ProcessFailed:
@@ -72,17 +68,13 @@ async def start_process(
     env: Mapping[str, str],
     timeout_s: float,
 ) -> Supervised:
-    """Start `python -m module ARGUMENTS` and wait until it writes `ready_file`. It is called as its log is. Raises ProcessFailed."""
+    """Start `python -m module ARGUMENTS` and wait until it writes `ready_file`. Its name is the log file's stem. Raises ProcessFailed."""
     name = log_path.stem
     ready_file.unlink(missing_ok=True)
     with log_path.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "qwengyre.rpc.supervised",
-            module,
-            *arguments,
-            stdin=asyncio.subprocess.PIPE,
+            *tethered(module, arguments),
+            stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env={**os.environ, **env},
@@ -109,13 +101,3 @@ def announce(path: Path, content: bytes) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_bytes(content)
     temporary.rename(path)
-
-
-def exit_with_parent(loop: asyncio.AbstractEventLoop) -> None:
-    """In the child: exit at once when the parent's end of stdin closes."""
-
-    def parent_gone() -> None:
-        if not os.read(0, 1024):
-            os._exit(0)
-
-    loop.add_reader(0, parent_gone)

@@ -181,7 +181,7 @@ class Controller:
         self.executions.routes.update({e: s for e, s in moves.items() if e in self.executions.routes})
         began = self.driver.clock.now()
         moved = await self.gateway.move(cell_server(command.cell), moves)
-        log.info("cell_drained", extra={"cell": command.cell, "num_moves": len(moves), "calls_moved": moved.calls_moved})
+        log.info("cell_drained", extra={"cell": command.cell, "num_moves": len(moves), **msgspec.to_builtins(moved)})
         await self.executions.send_routes(moves)
         self._drain_s[command.cell] = self.driver.clock.now() - began
         self.post(ev.CellDrained, ticket=command.ticket, cell=command.cell)

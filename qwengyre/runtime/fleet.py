@@ -13,19 +13,17 @@ from typing import NoReturn, TypeVar
 
 from qwengyre.cell import api
 from qwengyre.cell.cell import CellSpec
-from qwengyre.core.errors import CellFailed, QwenGyreError
+from qwengyre.core.errors import CellFailed
 from qwengyre.core.ids import ServerId, numbered_server
 from qwengyre.engines.api import EngineStats
 from qwengyre.launchers.api import CellLauncher, CellLife
+from qwengyre.rpc.heartbeat import HEARTBEATS_PER_ANSWER, wait_lost
 from qwengyre.runtime.cell_client import CellClient
 from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.gateway_client import GatewayClient
 
 log = logging.getLogger(__name__)
 Reply = TypeVar("Reply")
-MISSES_UNTIL_LOST = 3
-HEARTBEATS_PER_ANSWER = 5
-"""How long an answer may take. A stalled cell is lost after 3 * (5 + 1) heartbeats at most."""
 
 
 class LiveCell:
@@ -70,7 +68,7 @@ class Fleet:
         process = await self._launcher.launch(self.server(cell), spec)
         live = LiveCell(spec, process, CellClient(process.address, spec.token))
         self.cells[cell] = live
-        await self._gateway.add_server(self.server(cell), process.address.data, spec.token)
+        await self._gateway.add_server(self.server(cell), process.address.data, spec.token.encode())
         live.watch = asyncio.create_task(self._watch(cell, live), name=f"watch cell {cell}")
 
     async def call(self, cell: int, operation: api.Operation, expected: type[Reply], timeout_s: float | None = None) -> Reply:
@@ -103,35 +101,15 @@ class Fleet:
         self.on_lost(cell)
 
     async def _watch(self, cell: int, live: LiveCell) -> None:
-        ended = asyncio.create_task(live.process.wait_end())
-        missed = asyncio.create_task(self._beat(live))
-        try:
-            await asyncio.wait({ended, missed}, return_when=asyncio.FIRST_COMPLETED)
-            said = ended if ended.done() else missed
-            self.report_lost(cell, live, str(said.exception() or said.result()))
-        finally:
-            ended.cancel()
-            missed.cancel()
+        async def ping(timeout_s: float) -> None:
+            live.health = await live.client.call(api.Health(), api.HealthReport, timeout_s)
 
-    async def _beat(self, live: LiveCell) -> str:
-        """Until the cell has missed `MISSES_UNTIL_LOST` heartbeats in a row, or says that it cannot go on; the last reason."""
-        misses, reason = 0, ""
-        while misses < MISSES_UNTIL_LOST:
-            try:
-                live.health = await live.client.call(
-                    api.Health(), api.HealthReport, self._config.heartbeat_s * HEARTBEATS_PER_ANSWER
-                )
-                misses = 0
-            except QwenGyreError as error:
-                misses += 1
-                reason = str(error)
-            await asyncio.sleep(self._config.heartbeat_s)
-        return f"it missed its heartbeats: {reason}"
+        self.report_lost(cell, live, await wait_lost(live.process.wait_end(), ping, self._config.heartbeat_s))
 
     async def tell_gateway(self) -> None:
         """Where all cells serve, after the gateway came back."""
         for cell, live in list(self.cells.items()):
-            await self._gateway.add_server(self.server(cell), live.client.address.data, live.spec.token)
+            await self._gateway.add_server(self.server(cell), live.client.address.data, live.spec.token.encode())
 
     async def ask_for_life(self, cells: Iterable[int]) -> list[api.HealthReport]:
         """What those of `cells` say that answer within the deadline of a heartbeat. The others are lost when this returns."""

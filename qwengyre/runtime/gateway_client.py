@@ -1,81 +1,87 @@
-"""The controller's end of the gateway's control API (gateway/control.py), over its Unix socket."""
+"""The controller's end of the gateway's wire (gateway/control_api.py), a Unix socket."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
-import httpx
 import msgspec
 
-from qwengyre.core.errors import GatewayFailed
+from qwengyre.core.errors import GatewayFailed, Unreachable
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.gateway.control_api import (
     AddServer,
     ClosedExecution,
+    CloseExecution,
     GatewayReport,
-    Move,
+    MoveCalls,
     Moved,
     OpenedExecution,
     OpenExecution,
+    Ping,
+    RemoveServer,
+    ReportCounts,
+    SetRoutes,
 )
+from qwengyre.rpc.client import Client
+from qwengyre.rpc.server import Done
 
-MSGPACK = "application/msgpack"
+Reply = TypeVar("Reply", bound=msgspec.Struct)
+ASK_AGAIN_S = 0.1
 
 
 class GatewayClient:
-    """Every order is idempotent and is sent again while the gateway restarts, until `timeout_s`."""
+    """Every request can be asked twice, and is asked again while the gateway restarts, until `timeout_s`.
+
+    Raises GatewayFailed then, and what the gateway refused with.
+    """
 
     def __init__(self, socket: Path, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=64)),
-            base_url="http://gateway",
-            headers={"content-type": MSGPACK, "accept": MSGPACK},
-            timeout=timeout_s,
-        )
+        self._client = Client(f"unix:{socket}", None)
 
-    async def open(self, order: OpenExecution) -> OpenedExecution:
-        return msgspec.msgpack.decode(await self._send("POST", "/control/executions", order), type=OpenedExecution)
+    async def open(self, asked: OpenExecution) -> OpenedExecution:
+        return await self._ask(asked, OpenedExecution)
 
     async def close_execution(self, execution: ExecutionId) -> ClosedExecution:
         """What it said; its key dies. Answers the same when asked again."""
-        body = await self._send("POST", f"/control/executions/{execution}/close", {})
-        return msgspec.msgpack.decode(body, type=ClosedExecution)
+        return await self._ask(CloseExecution(execution), ClosedExecution)
 
-    async def add_server(self, server: ServerId, address: str, token: str) -> None:
-        await self._send("POST", "/control/servers", AddServer(server, address, token.encode()))
+    async def add_server(self, server: ServerId, address: str, secret: bytes) -> None:
+        await self._ask(AddServer(server, address, secret), Done)
 
     async def remove_server(self, server: ServerId) -> None:
-        await self._send("DELETE", f"/control/servers/{server}", None)
+        await self._ask(RemoveServer(server), Done)
 
     async def route(self, routes: Mapping[ExecutionId, ServerId | None]) -> None:
-        await self._send("POST", "/control/routes", dict(routes))
+        await self._ask(SetRoutes(dict(routes)), Done)
 
     async def move(self, source: ServerId, moves: Mapping[ExecutionId, ServerId | None]) -> Moved:
-        """It has half of what the gateway may take to answer; KV that was not carried by then is computed again."""
-        body = await self._send("POST", "/control/move", Move(source, dict(moves), self._timeout_s / 2))
-        return msgspec.msgpack.decode(body, type=Moved)
+        """KV that was not moved within half of `timeout_s` is computed again."""
+        return await self._ask(MoveCalls(source, dict(moves), self._timeout_s / 2), Moved)
 
     async def report(self) -> GatewayReport:
-        return msgspec.msgpack.decode(await self._send("GET", "/control/stats", None), type=GatewayReport)
+        return await self._ask(ReportCounts(), GatewayReport)
 
-    async def aclose(self) -> None:
-        await self._http.aclose()
+    async def ping(self, timeout_s: float) -> None:
+        """Once. Raises Unreachable."""
+        await self._client.call(Ping(), Done, timeout_s)
 
-    async def _send(self, method: str, path: str, body: object) -> bytes:
-        deadline = asyncio.get_running_loop().time() + self._timeout_s
-        content = None if body is None else msgspec.msgpack.encode(body)
+    def close(self) -> None:
+        self._client.close()
+
+    async def _ask(self, request: msgspec.Struct, expected: type[Reply]) -> Reply:
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._timeout_s
         while True:
             try:
-                response = await self._http.request(method, path, content=content)
-            except httpx.TransportError as error:
-                if asyncio.get_running_loop().time() > deadline:
-                    reason = error or type(error).__name__
-                    raise GatewayFailed(f"gateway: {method} {path}: {reason} for {self._timeout_s:g} s") from error
-                await asyncio.sleep(0.1)
-                continue
-            if response.is_success:
-                return response.content
-            raise GatewayFailed(f"gateway: {method} {path}: {response.status_code} {response.content[:500]!r}")
+                return await self._client.call(request, expected, max(ASK_AGAIN_S, deadline - clock()), "gateway: ")
+            except Unreachable as error:
+                if clock() > deadline:
+                    name = type(request).__name__
+                    raise GatewayFailed(
+                        f"gateway: {name} was not answered within {self._timeout_s:g} s: {error.reason}"
+                    ) from error
+                await asyncio.sleep(ASK_AGAIN_S)

@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NoReturn
 
-import httpx
 import msgspec
 
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.journal import is_in_use
+from qwengyre.rpc.heartbeat import wait_lost
 from qwengyre.rpc.processes import Supervised, start_process
 from qwengyre.runtime.config import RuntimeConfig
-from qwengyre.runtime.fleet import HEARTBEATS_PER_ANSWER, MISSES_UNTIL_LOST
+from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.give_up import Losses
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class GatewayProcess:
     async def _keep_alive(self) -> None:
         """Raises ProcessFailed, ProcessGaveUp when the gateway cannot be kept alive, among the errors of a group.
 
-        It is watched while it is told again: orders wait for a gateway that died meanwhile, so another one has to come.
+        It is watched while it is told again: requests wait for a gateway that died meanwhile, so another one has to come.
         """
         async with asyncio.TaskGroup() as telling:
             while True:
@@ -76,31 +76,18 @@ class GatewayProcess:
 
     async def _wait_lost(self) -> str:
         """Until the process has ended, or is killed because it does not answer; the reason."""
-        ended = asyncio.create_task(self._child.wait_exit())
-        silent = asyncio.create_task(self._wait_silent())
-        try:
-            await asyncio.wait({ended, silent}, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                return f"its process ended with {ended.result()}"
-            self._child.kill()
-            await ended
-            return "it missed its heartbeats"
-        finally:
-            ended.cancel()
-            silent.cancel()
+        client, child = GatewayClient(Path(self._config.control_socket), self._runtime.heartbeat_s), self._child
 
-    async def _wait_silent(self) -> None:
-        """Return when the gateway has missed `MISSES_UNTIL_LOST` heartbeats in a row."""
-        heartbeat_s, misses = self._runtime.heartbeat_s, 0
-        transport = httpx.AsyncHTTPTransport(uds=self._config.control_socket)
-        async with httpx.AsyncClient(transport=transport, timeout=heartbeat_s * HEARTBEATS_PER_ANSWER) as client:
-            while misses < MISSES_UNTIL_LOST:
-                await asyncio.sleep(heartbeat_s)
-                try:
-                    await client.get("http://gateway/control/health")
-                    misses = 0
-                except httpx.HTTPError:
-                    misses += 1
+        async def ended() -> str:
+            return f"its process ended with {await child.wait_exit()}"
+
+        try:
+            reason = await wait_lost(ended(), client.ping, self._runtime.heartbeat_s)
+        finally:
+            client.close()
+        child.kill()
+        await child.wait_exit()
+        return reason
 
     async def wait_failed(self) -> NoReturn:
         """Until the gateway is lost for good; raises what `_keep_alive` does."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import secrets
 import shutil
 import tempfile
@@ -139,7 +138,7 @@ class Run:
         await gateway_process.start()
         stack.push_async_callback(gateway_process.stop)
         gateway = GatewayClient(private / "control.sock", config.runtime.operation_timeout_s)
-        stack.push_async_callback(gateway.aclose)
+        stack.callback(gateway.close)
         cells = await open_launcher(config, private, self.shared.logs)
         stack.push_async_callback(cells.close)
         fleet = Fleet(self._cell_spec, cells, config.runtime, gateway, config.scheduler.num_cells)
@@ -194,7 +193,6 @@ class Run:
             harness_socket=str(private / "harness" / "harness.sock"),
             port=0 if self.config.harness.isolation == "none" else None,
             ready_file=str(private / "gateway.ready"),
-            parent_pid=os.getpid(),
             harness_rules=self.config.trajectory.harness_rules,
             gateway=self.config.gateway,
         )

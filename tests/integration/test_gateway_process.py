@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-import httpx2 as httpx
 import msgspec
 import openai
 import pytest
 
 from qwengyre.engines.server import EngineServer
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
-from qwengyre.gateway.control_api import AddServer, ClosedExecution, OpenExecution
+from qwengyre.gateway.control_api import OpenExecution
 from qwengyre.gateway.serve import Listening
+from qwengyre.rpc.tether import tethered
+from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.testing.engines import ScriptedEngine, replies
 from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
 from qwengyre.trajectory.records import CallFinished, CallStarted, TokensSampled
 
 pytestmark = pytest.mark.integration
-MSGPACK = {"content-type": "application/msgpack"}
 TOKEN = b"engine-token"
 USER = {"role": "user", "content": "hi"}
 
@@ -64,7 +62,6 @@ class Process:
             port=0,
             harness_socket=str(folder / "h" / "h.sock"),
             ready_file=str(folder / "ready.json"),
-            parent_pid=os.getpid(),
             gateway=GatewayConfig(renderer={"name": "qwen3"}, max_context_tokens=100_000),
         )
         (folder / "gateway.json").write_bytes(msgspec.json.encode(self.config))
@@ -72,31 +69,22 @@ class Process:
     async def start(self) -> None:
         ready = self.folder / "ready.json"
         ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "qwengyre.gateway", "--config", str(self.folder / "gateway.json")]
+        command = tethered("qwengyre.gateway", ["--config", str(self.folder / "gateway.json")])
         with open(self.folder / "log", "ab") as log:
             self.process = await asyncio.create_subprocess_exec(*command, stderr=log)
         while not ready.exists():
             assert self.process.returncode is None, (self.folder / "log").read_text()
             await asyncio.sleep(0.05)
         self.listening = msgspec.json.decode(ready.read_bytes(), type=Listening)
+        self.owner = GatewayClient(Path(self.listening.control_socket), DEADLINE_S)
 
     async def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         await self.process.wait()
 
-    async def control(self, path: str, body: object = None) -> bytes:
-        transport = httpx.AsyncHTTPTransport(uds=self.listening.control_socket)
-        async with httpx.AsyncClient(transport=transport, base_url="http://control") as http:
-            answer = await http.post(path, content=msgspec.msgpack.encode(body), headers=MSGPACK)
-            assert answer.status_code == 200, answer.content
-            return answer.content
-
     async def serve_by(self, address: str, execution: str) -> None:
-        await self.control("/control/servers", AddServer(server="cell-0", address=address, token=TOKEN))
-        await self.control("/control/routes", {execution: "cell-0"})
-
-    async def close(self, execution: str) -> ClosedExecution:
-        return msgspec.msgpack.decode(await self.control(f"/control/executions/{execution}/close"), type=ClosedExecution)
+        await self.owner.add_server("cell-0", address, TOKEN)
+        await self.owner.route({execution: "cell-0"})
 
 
 @contextlib.asynccontextmanager
@@ -125,24 +113,20 @@ def ai(process: Process, key: str, **options: object) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(api_key=key, base_url=f"http://127.0.0.1:{process.listening.port}/v1", **options)
 
 
-async def open_execution(process: Process, execution: str) -> dict:
-    return msgspec.msgpack.decode(await process.control("/control/executions", OpenExecution(execution=execution)))
-
-
 def test_streams_over_tcp_and_gives_the_records(tmp_path):
     async def scenario():
         said = "<think>\nwell\n</think>\n\nHello there<|im_end|>"
         engine = ScriptedEngine(replies([ids(said)]), max_context_tokens=100_000)
         async with running(tmp_path) as process, serving(engine, tmp_path) as address:
-            opened = await open_execution(process, "e1")
+            opened = await process.owner.open(OpenExecution("e1"))
             await process.serve_by(address, "e1")
-            stream = await ai(process, opened["key"]).chat.completions.create(model="m", messages=[USER], stream=True)
+            stream = await ai(process, opened.key).chat.completions.create(model="m", messages=[USER], stream=True)
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
             assert text == "Hello there"
-            closed = await process.close("e1")
+            closed = await process.owner.close_execution("e1")
             sampled = b"".join(event.token_ids for event in closed.events if isinstance(event, TokensSampled))
             assert list(memoryview(sampled).cast("i")) == ids(said)
-            assert (await process.close("e1")) == closed
+            assert (await process.owner.close_execution("e1")) == closed
 
     play(scenario)
 
@@ -152,9 +136,9 @@ def test_killed_gateway_continues_from_the_last_token(tmp_path):
         said = "one two three four five<|im_end|>"
         engine = ScriptedEngine(replies([ids(said)]), max_context_tokens=100_000, held=True)
         async with running(tmp_path) as process, serving(engine, tmp_path) as address:
-            opened = await open_execution(process, "e1")
+            opened = await process.owner.open(OpenExecution("e1"))
             await process.serve_by(address, "e1")
-            client = ai(process, opened["key"], max_retries=0)
+            client = ai(process, opened.key, max_retries=0)
             stream = await client.chat.completions.create(model="m", messages=[USER], stream=True)
             await grant(engine, "e1/c0", 7)
             text = ""
@@ -166,9 +150,9 @@ def test_killed_gateway_continues_from_the_last_token(tmp_path):
             await process.start()
             await process.serve_by(address, "e1")
             await grant(engine, "e1/c1", 100)
-            answer = await ai(process, opened["key"]).chat.completions.create(model="m", messages=[USER])
+            answer = await ai(process, opened.key).chat.completions.create(model="m", messages=[USER])
             assert answer.choices[0].message.content == "one two three four five"
-            closed = await process.close("e1")
+            closed = await process.owner.close_execution("e1")
             starts = [event for event in closed.events if isinstance(event, CallStarted)]
             ends = [event for event in closed.events if isinstance(event, CallFinished)]
             assert starts[1].base == starts[0].call and starts[1].context_ids == b""
@@ -177,6 +161,6 @@ def test_killed_gateway_continues_from_the_last_token(tmp_path):
             assert engine.requests[-1].sampling.first_index >= ends[0].num_sampled
             await process.kill()
             await process.start()
-            assert (await process.close("e1")) == closed
+            assert (await process.owner.close_execution("e1")) == closed
 
     play(scenario)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from qwengyre.core.errors import QwenGyreError
 from qwengyre.core.records import MicroStep
 from qwengyre.rpc.processes import announce
 from qwengyre.rpc.refusal import Refused, rebuild
+from qwengyre.rpc.tether import tethered
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats, total_of
 from qwengyre.transfer.api import Exposure
@@ -142,7 +142,7 @@ class RankedMembers:
 def start_rank(spec: RankSpec) -> Connection:
     """A child process for one rank; when it ends, this process ends."""
     ours, its = Pipe()
-    program = [sys.executable, "-m", "qwengyre.rpc.supervised", "qwengyre.cell.ranks.process", str(its.fileno())]
+    program = tethered("qwengyre.cell.ranks.process", [str(its.fileno())])
     process = subprocess.Popen(program, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
     its.close()
     ours.send(spec)

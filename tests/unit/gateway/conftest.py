@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import httpx2 as httpx
+import msgspec
 import pytest
 
 from qwengyre.engines.api import Engine
 from qwengyre.gateway.app import HarnessApp
 from qwengyre.gateway.config import GatewayConfig
-from qwengyre.gateway.control import ControlApp
+from qwengyre.gateway.control import Control
 from qwengyre.gateway.gateway import Execution, Gateway, open_journal
 from qwengyre.gateway.records import Opened
 from qwengyre.gateway.rendering import Rendering
@@ -45,7 +46,7 @@ class Bench:
         self.gateway.replay()
         self.harness_app = HarnessApp(self.gateway)
         self.stop = asyncio.Event()
-        self.control_app = ControlApp(self.gateway, lambda asked: ScriptedEngine(), self.stop)
+        self.control = Control(self.gateway, lambda asked: ScriptedEngine())
 
     def ids(self, text: str) -> list[int]:
         return list(self.rendering.tokenizer.encode(text))
@@ -72,8 +73,10 @@ class Bench:
         transport = httpx.ASGITransport(self.harness_app)
         return httpx.AsyncClient(transport=transport, base_url="http://gateway/v1", headers=headers)
 
-    def control(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.control_app), base_url="http://gateway")
+    async def ask(self, request: msgspec.Struct) -> msgspec.Struct:
+        """A request of the owner, as it comes off the wire."""
+        decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=type(request))
+        return await self.control.handlers()[type(request)](decoded)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Bench]:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import openai
 import pytest
 
-from qwengyre.gateway.control_api import Move
+from qwengyre.core.errors import ConfigError, UnknownExecution
+from qwengyre.gateway.control_api import CloseExecution, MoveCalls, OpenExecution, RemoveServer, ReportCounts, SetRoutes
 from qwengyre.gateway.moves import move
+from qwengyre.testing.engines import ScriptedEngine
 from qwengyre.trajectory.records import CallFinished, CallStarted, TokensSampled
 from qwengyre.transfer.shm import ShmCarrier
 
@@ -106,9 +107,7 @@ def test_calls_wait_for_a_route_and_move_in_mid_answer(bench):
             live = execution.live[0]
             while live.tokens.num_sampled < 5:
                 await asyncio.sleep(0)
-            async with bench.control() as control:
-                moved = await control.post("/control/move", json={"source": "cell-0", "moves": {"e000001-0": "cell-1"}})
-            assert moved.json()["calls_moved"] == 1
+            assert (await bench.ask(MoveCalls("cell-0", {"e000001-0": "cell-1"}))).calls_moved == 1
             answer = await asking
             assert answer.choices[0].message.content == "one two three four"
             assert destination.requests[0].sampling.first_index == 5
@@ -139,26 +138,43 @@ def test_errors_are_in_the_dialect(bench):
     asyncio.run(scenario())
 
 
-def test_control_api_opens_reports_and_closes(bench):
+def test_its_owner_opens_moves_asks_and_closes(bench):
     async def scenario():
-        async with bench.running(), bench.control() as control:
-            opened = (await control.post("/control/executions", json={"execution": "e000009-1", "seed": 3})).json()
-            assert opened["path"].startswith("/e/") and opened["key"].startswith("sk-qg-")
-            again = (await control.post("/control/executions", json={"execution": "e000009-1", "seed": 3})).json()
-            assert again == opened
-            higher = (
-                await control.post("/control/executions", json={"execution": "e000009-1", "attempt": 1, "server": "cell-3"})
-            ).json()
-            assert higher["key"] != opened["key"]
-            assert bench.gateway.by_key(opened["key"]) is None
-            report = (await control.get("/control/stats")).json()
-            assert report["executions"] == {"e000009-1": 0} and report["routes"] == {"e000009-1": "cell-3"}
-            closed = (await control.post("/control/executions/e000009-1/close")).json()
-            assert closed["events"] == [] and closed["attempt"] == 1
-            assert bench.gateway.by_key(higher["key"]) is None
-            assert (await control.post("/control/executions/e000009-1/close")).json() == closed
-            assert (await control.post("/control/executions/unknown/close")).status_code == 404
-            assert json.loads((await control.post("/control/executions", content=b"{")).content)["error"]
+        async with bench.running():
+            opened = await bench.ask(OpenExecution("e000009-1", seed=3))
+            assert opened.path.startswith("/e/") and opened.key.startswith("sk-qg-")
+            assert await bench.ask(OpenExecution("e000009-1", seed=3)) == opened
+            higher = await bench.ask(OpenExecution("e000009-1", attempt=1, server="cell-3"))
+            assert higher.key != opened.key
+            assert bench.gateway.by_key(opened.key) is None
+            with pytest.raises(ConfigError, match="attempt 1 already"):
+                await bench.ask(OpenExecution("e000009-1", attempt=0))
+            route = bench.gateway.executions["e000009-1"].route
+            assert route.server == "cell-3"
+            await bench.ask(SetRoutes({"e000009-1": None, "closed-meanwhile": "cell-3"}))
+            assert route.server is None
+            assert (await bench.ask(ReportCounts())).stats == bench.gateway.stats
+            closed = await bench.ask(CloseExecution("e000009-1"))
+            assert closed.events == [] and closed.attempt == 1
+            assert bench.gateway.by_key(higher.key) is None
+            assert await bench.ask(CloseExecution("e000009-1")) == closed
+            with pytest.raises(UnknownExecution, match="nobody was never opened here"):
+                await bench.ask(CloseExecution("nobody"))
+
+    asyncio.run(scenario())
+
+
+class Broken(ScriptedEngine):
+    async def close(self) -> None:
+        raise KeyError("a bug of its own")
+
+
+def test_a_bug_is_not_an_execution_that_nobody_opened(bench):
+    async def scenario():
+        async with bench.running():
+            await bench.gateway.set_server("cell-0", Broken())
+            with pytest.raises(KeyError, match="a bug of its own"):
+                await bench.ask(RemoveServer("cell-0"))
 
     asyncio.run(scenario())
 
@@ -190,7 +206,7 @@ def test_a_move_carries_the_kv_so_that_nothing_is_computed_twice(bench):
             await source.grant("e000001-0/c0#1", 4)
             while not (execution.live and execution.live[0].tokens.num_sampled == 4):
                 await asyncio.sleep(0)
-            moved = await move(bench.gateway, Move("cell-0", {execution.id: "cell-1"}))
+            moved = await move(bench.gateway, MoveCalls("cell-0", {execution.id: "cell-1"}))
             await destination.grant("e000001-0/c0#2", 100)
             assert (await asking).choices[0].message.content == "one two three"
             row = execution.session.rows[0]

@@ -10,7 +10,7 @@ import pytest
 
 from qwengyre.core.errors import EngineError, EngineUnavailable, JournalFull
 from qwengyre.gateway.config import GatewayConfig
-from qwengyre.gateway.control_api import Move
+from qwengyre.gateway.control_api import MoveCalls
 from qwengyre.gateway.gateway import CONCURRENT_ENCODINGS
 from qwengyre.gateway.moves import move
 from qwengyre.gateway.session import LARGE_CHARS
@@ -217,7 +217,9 @@ def test_move_whose_kv_cannot_be_carried_still_moves_the_call(bench, reason):
             exchange = ask(bench, execution, "/v1/chat/completions")
             await source.grant("e000001-0/c0#1", 5)
             await until(lambda: execution.live and has_shown(execution.live[0], 5))
-            moving = await asyncio.gather(move(bench.gateway, Move("cell-0", {execution.id: "cell-1"})), return_exceptions=True)
+            moving = await asyncio.gather(
+                move(bench.gateway, MoveCalls("cell-0", {execution.id: "cell-1"})), return_exceptions=True
+            )
             assert isinstance(moving[0], Exception) == isinstance(reason, RuntimeError)
             await exchange.finish()
             assert exchange.status == 200 and b"[DONE]" in exchange.body and b"error" not in exchange.body
@@ -242,7 +244,7 @@ def test_move_off_an_engine_that_hangs_ends_at_its_deadline_and_still_moves_the_
             exchange = ask(bench, execution, "/v1/chat/completions")
             await source.grant("e000001-0/c0#1", 5)
             await until(lambda: execution.live and has_shown(execution.live[0], 5))
-            moved = await move(bench.gateway, Move("cell-0", {execution.id: "cell-1"}, deadline_s=0.2))
+            moved = await move(bench.gateway, MoveCalls("cell-0", {execution.id: "cell-1"}, deadline_s=0.2))
             assert (moved.calls_moved, moved.contexts_moved) == (1, 0)
             await exchange.finish()
             assert exchange.status == 200 and b"[DONE]" in exchange.body and b"error" not in exchange.body

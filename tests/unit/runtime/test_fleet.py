@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from qwengyre.core.errors import CellFailed, EngineUnavailable
+from qwengyre.rpc.heartbeat import MISSES_UNTIL_LOST
 from qwengyre.runtime.config import RuntimeConfig
-from qwengyre.runtime.fleet import MISSES_UNTIL_LOST, Fleet, LiveCell
+from qwengyre.runtime.fleet import Fleet, LiveCell
 
 
 class Life:
