@@ -105,6 +105,8 @@ class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
     directory: str
     step: int
     journal_position: int
+    files: str
+    """Folder with the policy's config, tokenizer and renderer, which are copied beside the weights."""
 
 
 class LoadCheckpoint(msgspec.Struct, frozen=True, tag=True):

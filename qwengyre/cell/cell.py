@@ -242,7 +242,7 @@ class Cell:
     async def save_checkpoint(self, op: api.SaveCheckpoint) -> api.Done:
         extra = {"journal_position": op.journal_position}
         started = time.monotonic()
-        await self.on_trainer(lambda: self.trainer.save_checkpoint(Path(op.directory), op.step, extra))
+        await self.on_trainer(lambda: self.trainer.save_checkpoint(Path(op.directory), op.step, Path(op.files), extra))
         return api.Done({"checkpoint": time.monotonic() - started})
 
     async def load_checkpoint(self, op: api.LoadCheckpoint) -> api.Done:

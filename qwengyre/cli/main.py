@@ -25,6 +25,7 @@ COMMANDS: Final[Commands] = {
     "warmup": ("qwengyre.cli.warmup:warmup", "Make the small policy that a run on a CPU starts from."),
     "inspect": ("qwengyre.cli.inspect:inspect", "List the executions of a run, or show the tree of one."),
     "export": ("qwengyre.cli.export:export", "Write the trajectories of a run as Parquet or SFT data."),
+    "export-model": ("qwengyre.cli.export_model:export_model", "Write a policy of a run as a folder that any tool opens."),
     "dashboard": ("qwengyre.cli.dashboard:dashboard", "Watch a run in the browser."),
     "report": ("qwengyre.cli.report:report", "Write the report of a run, or compare several."),
     "simulate": ("qwengyre.cli.simulate:simulate", "Time of elastic, Colocate and Async for a workload, on a virtual clock."),

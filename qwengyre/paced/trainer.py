@@ -6,6 +6,7 @@ Its weights are one small array, really exposed, read and saved, so that every h
 from __future__ import annotations
 
 import heapq
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from qwengyre.core.errors import TrainerError
 from qwengyre.core.records import MicroStep
 from qwengyre.paced.plan import PacedPlan
+from qwengyre.trainer import checkpoint
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
 from qwengyre.transfer.api import Carrier, Exposure
 
@@ -98,17 +100,16 @@ class PacedTrainer:
 
         save_file({"weights": self.weights}, str(path))
 
-    def save_checkpoint(self, directory: Path, step: int, extra: dict | None = None) -> None:
-        """A whole folder or none, as a real checkpoint."""
-        temporary = directory.with_name(directory.name + ".part")
-        temporary.mkdir(parents=True, exist_ok=True)
-        (temporary / "paced.json").write_bytes(
-            msgspec.json.encode({"step": step, "extra": extra or {}, "weights": float(self.weights[0])})
-        )
-        temporary.replace(directory)
+    def save_checkpoint(self, directory: Path, step: int, files: Path, extra: dict | None = None) -> None:
+        """A whole folder or none, as a real checkpoint; `files` are those of no model."""
+        beside = directory.with_name(f".{directory.name}.{os.getpid()}")
+        beside.mkdir(parents=True, exist_ok=True)
+        state = {"step": step, "extra": extra or {}, "weights": float(self.weights[0])}
+        (beside / checkpoint.META).write_bytes(msgspec.json.encode(state))
+        checkpoint.put_in_place(beside, directory)
 
     def load_checkpoint(self, directory: Path) -> dict:
-        saved = msgspec.json.decode((directory / "paced.json").read_bytes())
+        saved = checkpoint.read_meta(directory)
         self.step = saved["step"]
         self.weights[:] = saved["weights"]
         return saved

@@ -15,6 +15,8 @@ from qwengyre.runtime.config import TasksConfig
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
 from qwengyre.sandbox.task import Task, load_tasks
 from qwengyre.scheduler.config import SchedulerConfig
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.trainer.checkpoint import copy_model_files
 
 if TYPE_CHECKING:
     from qwengyre.runtime.run_config import RunConfig
@@ -49,6 +51,14 @@ def prepare(config: RunConfig, progress: Callable[[str], None]) -> Prepared:
     )
     tasks = {task.name: task for task in (*train, *held_out)}
     return Prepared(tasks, order, evaluation, scheduler, _model_dir(config, progress))
+
+
+def keep_policy(model_dir: Path, folder: RunFolder) -> None:
+    """What the policy is beside its weights: `inspect` and `export` turn ids into text with it, and every checkpoint takes it along.
+
+    But for its renderer, which the run decides.
+    """
+    copy_model_files(model_dir, folder.policy, leave_out=(folder.renderer.name,))
 
 
 def load_folders(tasks: TasksConfig) -> tuple[list[Task], list[Task]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,6 +22,7 @@ from qwengyre.runtime.fleet import Fleet
 from qwengyre.runtime.records import StepPoisoned
 from qwengyre.scheduler import commands as cmd
 from qwengyre.telemetry.folder import RunFolder
+from qwengyre.trainer import checkpoint
 from qwengyre.trainer.records import MicroStepStats, StepStats
 from qwengyre.transfer.api import Exposure
 
@@ -194,14 +194,14 @@ class Steps:
 
         The snapshot first: what a new life of the core finds as a checkpoint may be published without saving anything again.
         """
-        directory = self._folder.checkpoints / f"step-{step:06d}"
-        await self._fleet.call(CORE, api.SaveSnapshot(str(self._folder.snapshots), step), api.Done)
-        await self._fleet.call(CORE, api.SaveCheckpoint(str(directory), step, journal_position), api.Done)
-        if self._folder.renderer.is_file():
-            shutil.copyfile(self._folder.renderer, directory / self._folder.renderer.name)
+        folder = self._folder
+        await self._fleet.call(CORE, api.SaveSnapshot(str(folder.snapshots), step), api.Done)
+        operation = api.SaveCheckpoint(
+            str(checkpoint.place(folder.checkpoints, step)), step, journal_position, str(folder.policy)
+        )
+        await self._fleet.call(CORE, operation, api.Done)
         self.checkpoint_step = step
-        for old in sorted(self._folder.checkpoints.glob("step-*"))[: -self._config.keep_checkpoints]:
-            shutil.rmtree(old, ignore_errors=True)
+        checkpoint.prune(folder.checkpoints, self._config.keep_checkpoints)
         if not self._config.audit_logprobs:
             self._forget_snapshots()
 
@@ -289,8 +289,8 @@ class Steps:
 
 
 def latest_checkpoint(folder: Path) -> tuple[int, Path]:
-    """Steps done and folder of the newest complete checkpoint."""
-    found = sorted(path for path in folder.glob("step-*") if (path / "checkpoint.json").exists())
+    """Steps done and folder of the newest complete checkpoint. Raises TrainerError when there is none."""
+    found = checkpoint.checkpoints(folder)
     if not found:
         raise TrainerError(f"{folder}: no checkpoint to go on from")
-    return int(found[-1].name.removeprefix("step-")), found[-1]
+    return max(found.items())

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 import secrets
-import shutil
 import tempfile
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -34,7 +33,7 @@ from qwengyre.runtime.fleet import Fleet
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.gateway_process import GatewayProcess
 from qwengyre.runtime.observer import Observer
-from qwengyre.runtime.prepare import Prepared, prepare
+from qwengyre.runtime.prepare import Prepared, keep_policy, prepare
 from qwengyre.runtime.records import ControllerRecord, RunOpened
 from qwengyre.runtime.recovery import recover
 from qwengyre.runtime.run_config import RunConfig
@@ -73,7 +72,7 @@ def train(config: RunConfig, folder: RunFolder) -> None:
             Journal.open(folder.controller_journal, ControllerRecord) as controller,
             Journal.open(folder.trained_journal, MicroStep) as trained,
         ):
-            keep_tokenizer(prepared.model_dir, folder)
+            keep_policy(prepared.model_dir, folder)
             config = keep_renderer_of_run(config, prepared.model_dir, folder)
             if config.trajectory.harness_rules:
                 folder.harness_rules.write_bytes(Path(config.trajectory.harness_rules).read_bytes())
@@ -323,14 +322,6 @@ def note_end_of_watch(watching: asyncio.Task[None]) -> None:
     """Metrics and screen stand still from here on; the run goes on, and its log says why nothing moves."""
     if not watching.cancelled() and (error := watching.exception()) is not None:
         log.error("watch_ended", exc_info=error)
-
-
-def keep_tokenizer(model_dir: Path, folder: RunFolder) -> None:
-    """`inspect` and `export` turn ids into text without the folder that the run started from."""
-    folder.policy.mkdir(exist_ok=True)
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (model_dir / name).is_file():
-            shutil.copyfile(model_dir / name, folder.policy / name)
 
 
 def keep_renderer_of_run(config: RunConfig, model_dir: Path, folder: RunFolder) -> RunConfig:

@@ -18,8 +18,8 @@ class RunFolder:
     journal/                controller.log, gateway.log: the durable truth; trained.log: what each step trained, for the audit
     metrics.jsonl           one record a line (telemetry/records.py)
     tensorboard/            the same numbers as event files
-    policy/                 tokenizer of the policy, to turn ids into text, and its renderer
-    checkpoints/            weights and optimizer, with the journal position
+    policy/                 config, tokenizer and renderer of the policy: what every checkpoint has beside its weights
+    checkpoints/            step-000004/: a folder that Hugging Face opens; optimizer/: the optimizer's state of each
     snapshots/              weights of every version, for the audit of log-probs; without one, from the published version on
     workspaces/             workspaces of failed executions
     poisoned/               micro-steps whose loss was not finite, if any
@@ -47,6 +47,11 @@ class RunFolder:
         self.logs = self.path / "logs"
         self.summary = self.path / "summary.json"
         self.report = self.path / "report.html"
+
+    def snapshot_files(self) -> dict[int, Path]:
+        """The weights that were saved, by the number of steps done."""
+        found = sorted(self.snapshots.glob("v*.safetensors"))
+        return {int(path.stem.removeprefix("v")): path for path in found if path.stem.removeprefix("v").isdecimal()}
 
     @property
     def has_begun(self) -> bool:

@@ -170,13 +170,16 @@ class Trainer:
         if self.ranks.rank == 0:
             checkpoint.write_weights(Path(path), weights)
 
-    def save_checkpoint(self, directory: Path, step: int, extra: dict | None = None) -> None:
-        """Core: weights, optimizer and `extra`, durable when this returns on rank 0. However many ranks, one format."""
+    def save_checkpoint(self, directory: Path, step: int, files: Path, extra: dict | None = None) -> None:
+        """Core: weights, optimizer and `extra`, durable when this returns on rank 0. However many ranks, one format.
+
+        `files` is the folder whose config and tokenizer are copied beside the weights.
+        """
         optimizer, weights = self._core_optimizer(), self.whole_weights()
         moments = {"first": self.flat.whole(optimizer.first_N), "second": self.flat.whole(optimizer.second_N)}
         meta = {"step": step, "num_updates": optimizer.num_updates, "extra": extra or {}}
         if self.ranks.rank == 0:
-            checkpoint.write(Path(directory), self.model_dir, weights, moments, meta)
+            checkpoint.write(Path(directory), Path(files), weights, moments, meta)
 
     def load_checkpoint(self, directory: Path) -> dict:
         """Core: take weights and optimizer back; return the JSON that was saved (`step`, `num_updates`, `extra`)."""

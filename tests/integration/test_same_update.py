@@ -186,7 +186,7 @@ def test_two_cells_of_two_ranks_agree_with_one_process(tmp_path, dtype, chunk_to
     sums = cells.call_all(core, "sums_by_name")
     applied = cells.together(core, "apply", lambda p: (NUM_EXECUTIONS,))
     after = cells.call_all(core, "whole_weights")[0]
-    cells.call_all(core, "save_checkpoint", tmp_path / "checkpoint", 1)
+    cells.call_all(core, "save_checkpoint", tmp_path / "checkpoint", 1, tmp_path / "model")
     cells.close()
 
     config = TrainerConfig(learning_rate=0.01, clip_low=0.999, clip_high=1e6, dtype=dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import msgspec
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
 
+from qwengyre.cli.main import application
 from qwengyre.core.records import MicroStep
 from qwengyre.journal import read
 from qwengyre.runtime.records import ControllerRecord
@@ -18,6 +22,7 @@ from qwengyre.runtime.train import segment_prefix
 from qwengyre.scheduler.events import CellLost, CellReturned
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.records import EvaluationFinished, RunBegan, StepFinished
+from qwengyre.trainer import checkpoint
 from qwengyre.transfer.shm import SHM_DIR
 from tests.integration.run_kit import RunKit, children, executions_done, kill, metrics, summary
 
@@ -36,7 +41,21 @@ def test_a_run_goes_through_all_stations_and_leaves_everything_promised(tmp_path
     assert [evaluation.version for evaluation in metrics(folder, EvaluationFinished)] == [2]
     for path in (folder.config, folder.report, folder.policy / "tokenizer.json", folder.gateway_journal):
         assert path.is_file()
-    assert list(folder.checkpoints.iterdir()) and list(folder.tensorboard.iterdir())
+    assert list(folder.tensorboard.iterdir())
+    last = checkpoint.place(folder.checkpoints, 2)
+    for model in (last, exported(folder, tmp_path / "policy")):
+        assert json.loads((model / "renderer.json").read_text()) == {"name": "qwen3", "enable_thinking": False}
+        policy, told = AutoModelForCausalLM.from_pretrained(model, output_loading_info=True)
+        assert not told["missing_keys"] and not told["unexpected_keys"]
+        assert AutoTokenizer.from_pretrained(model).encode("text")
+        saved = load_file(folder.snapshots / "v000002.safetensors")
+        assert all(np.array_equal(weight.detach(), saved[name]) for name, weight in policy.named_parameters())
+
+
+def exported(folder: RunFolder, out: Path) -> Path:
+    words = ["export-model", str(folder.path), "--out", str(out)]
+    assert CliRunner().invoke(application(words), words).exit_code == 0
+    return out
 
 
 def test_cells_of_two_ranks_train_together(tmp_path: Path):

@@ -98,8 +98,8 @@ class RankedTrainer:
     def save_weights(self, path: Path) -> None:
         self._on_all("save_weights", path)
 
-    def save_checkpoint(self, directory: Path, step: int, extra: dict | None = None) -> None:
-        self._on_all("save_checkpoint", directory, step, extra)
+    def save_checkpoint(self, directory: Path, step: int, files: Path, extra: dict | None = None) -> None:
+        self._on_all("save_checkpoint", directory, step, files, extra)
 
     def load_checkpoint(self, directory: Path) -> dict:
         return self._on_all("load_checkpoint", directory)[0]

@@ -63,7 +63,7 @@ def test_checkpoint_brings_step_and_weights_back(carrier, tmp_path):
     core = PacedTrainer(PLAN, carrier)
     core.begin_step(2)
     core.apply(1)
-    core.save_checkpoint(tmp_path / "step-3", 3, {"journal_position": 9})
+    core.save_checkpoint(tmp_path / "step-3", 3, tmp_path, {"journal_position": 9})
     other = PacedTrainer(PLAN, carrier)
     assert other.load_checkpoint(tmp_path / "step-3")["extra"] == {"journal_position": 9}
     assert (other.step, other.weights[0]) == (3, 1.0)

@@ -198,25 +198,25 @@ def test_kl_trains_executions_without_advantage_towards_the_reference(make):
     assert float(gradient[:-NUM_COUNTERS].norm()) > 1e-3 and stats.loss > 0
 
 
-def test_checkpoint_resumes_bitwise_and_carries_what_was_added(make, tmp_path):
+def test_checkpoint_resumes_bitwise_and_carries_what_was_added(make, model_dir, tmp_path):
     parts = micro_step("m", 0, *executions())
     trainer = make()
     run_step(trainer, parts)
-    trainer.save_checkpoint(tmp_path / "c", 1, {"journal_position": 99})
-    trainer.save_checkpoint(tmp_path / "c", 1, {"journal_position": 100})
+    trainer.save_checkpoint(tmp_path / "c", 1, model_dir, {"journal_position": 99})
+    trainer.save_checkpoint(tmp_path / "c", 1, model_dir, {"journal_position": 100})
     run_step(trainer, parts)
     resumed = make()
     meta = resumed.load_checkpoint(tmp_path / "c")
     assert (meta["step"], meta["num_updates"], meta["extra"]) == (1, 1, {"journal_position": 100})
     run_step(resumed, parts)
     assert torch.equal(resumed.flat.weights, trainer.flat.weights)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["c"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "optimizer"]
     reopened = Trainer(tmp_path / "c", TrainerConfig(), None)
     assert reopened.flat.spans == trainer.flat.spans
 
 
 def test_folder_that_is_no_checkpoint_is_refused(make, tmp_path):
-    with pytest.raises(TrainerError, match="is no checkpoint"):
+    with pytest.raises(TrainerError, match="is not a checkpoint"):
         make().load_checkpoint(tmp_path)
 
 

@@ -1,0 +1,88 @@
+"""`qwengyre export-model`: a policy of a run as a folder that transformers, vLLM and QwenGyre itself open."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+from safetensors import SafetensorError
+
+from qwengyre.config.recorded import RecordedConfig
+from qwengyre.core.errors import ConfigError
+from qwengyre.engines.config import EngineConfig
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.trainer import checkpoint
+
+
+class Source(NamedTuple):
+    """Where the policy of one step lies in a run folder."""
+
+    files: Path
+    """Folder of its config, tokenizer and renderer."""
+    weights: Path
+
+
+def export_model(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run may be going on.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write; it must not hold anything yet.")],
+    step: Annotated[
+        int | None,
+        typer.Option(min=0, help="The policy after this many steps, 0 for the one it began with; the newest by default."),
+    ] = None,
+) -> None:
+    """Write a policy of a run as a folder of its own: weights, config, tokenizer, and how it was spoken to (renderer.json).
+
+    Steps whose checkpoint is gone (runtime.keep_checkpoints) are taken from the run's snapshots, as far as those were kept.
+    """
+    folder = RunFolder.open(run)
+    if RecordedConfig(folder.config).table("engine", EngineConfig).engine == "paced":
+        raise ConfigError("the engine of this run is paced: it has no weights", file=str(folder.path))
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError("this is there already: name a folder that is not, or an empty one", file=str(out), key="--out")
+    known = policies(folder)
+    if not known:
+        raise ConfigError("this run has not saved a policy yet", file=str(folder.path))
+    chosen = max(known) if step is None else step
+    if chosen not in known:
+        raise ConfigError(
+            f"there is no policy of step {chosen}: this run has {_ranges(known)}", file=str(folder.path), key="--step"
+        )
+    _write(known[chosen], out)
+    typer.echo(f"wrote the policy after step {chosen} to {out}")
+    typer.echo(f"serve it with `vllm serve {shlex.quote(str(out))}`, or train on from it: policy.model = {str(out)!r}")
+
+
+def policies(folder: RunFolder) -> dict[int, Source]:
+    """Every policy that the run still has, by its step: its checkpoint, else its snapshot."""
+    found = {step: Source(folder.policy, path) for step, path in folder.snapshot_files().items()}
+    found |= {step: Source(path, path / checkpoint.WEIGHTS) for step, path in checkpoint.checkpoints(folder.checkpoints).items()}
+    return dict(sorted(found.items()))
+
+
+def _write(source: Source, out: Path) -> None:
+    try:
+        checkpoint.write_model(out.absolute(), source.files, source.weights)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "this is gone: a run that goes on keeps only its newest checkpoints; try again", file=str(error.filename)
+        ) from error
+    except SafetensorError as error:
+        raise ConfigError(f"these weights are damaged: {error}", file=str(source.weights)) from error
+    except OSError as error:
+        raise ConfigError(f"cannot be written: {error.strerror}", file=str(out)) from error
+
+
+def _ranges(steps: dict[int, Source]) -> str:
+    """
+    >>> _ranges({1: None, 2: None, 3: None, 7: None})
+    '1 to 3, 7'
+    """
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and runs[-1][1] == step - 1:
+            runs[-1][1] = step
+        else:
+            runs.append([step, step])
+    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in runs)

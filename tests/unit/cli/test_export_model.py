@@ -1,0 +1,97 @@
+"""`export-model` on run folders as a run leaves them, opened by transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from qwengyre.cli.main import application
+from qwengyre.gateway.templates.found import keep_renderer
+from qwengyre.runtime.prepare import keep_policy
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.testing.engines import write_tiny_qwen3
+from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
+from qwengyre.trainer import checkpoint
+
+RENDERER = {"name": "qwen3", "enable_thinking": False}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """Steps 0 to 2 as snapshots, 2 and 3 as checkpoints; the weights of a step are those of the start plus the step."""
+    model = write_byte_tokenizer(tmp_path / "model")
+    write_tiny_qwen3(model, vocab_size=byte_tokenizer().get_vocab_size())
+    folder = RunFolder.create(tmp_path / "runs", "a run", "[engine]\nengine = 'embedded'\n")
+    keep_policy(model, folder)
+    keep_renderer(folder.policy, RENDERER)
+    for step in range(4):
+        weights = {name: array + step for name, array in load_file(model / "model.safetensors").items()}
+        if step < 3:
+            checkpoint.write_weights(folder.snapshots / f"v{step:06d}.safetensors", weights)
+        if step > 1:
+            moments = {"first": weights, "second": weights}
+            checkpoint.write(checkpoint.place(folder.checkpoints, step), folder.policy, weights, moments, {"step": step})
+    return folder
+
+
+def export(*arguments: object, code: int = 0) -> str:
+    words = ["export-model", *map(str, arguments)]
+    result = CliRunner().invoke(application(words), words, env={"COLUMNS": "300"})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.mark.parametrize(("option", "step"), [((), 3), (("--step", 2), 2), (("--step", 1), 1), (("--step", 0), 0)])
+def test_a_policy_is_a_folder_that_transformers_opens(run: RunFolder, tmp_path: Path, option: tuple, step: int):
+    out = tmp_path / "out" / "policy"
+    assert f"wrote the policy after step {step} to {out}" in export(run.path, "--out", out, *option)
+    assert sorted(path.name for path in out.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+        "renderer.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    assert json.loads((out / "renderer.json").read_text()) == RENDERER
+    model, told = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"] and model.dtype is torch.float32
+    start = load_file(tmp_path / "model" / "model.safetensors")
+    for name, weight in model.named_parameters():
+        assert np.array_equal(weight.detach(), start[name] + step)
+    assert AutoTokenizer.from_pretrained(out).decode(AutoTokenizer.from_pretrained(out).encode("text")) == "text"
+
+
+def test_a_step_that_is_not_there_names_those_that_are(run: RunFolder, tmp_path: Path):
+    assert "there is no policy of step 9: this run has 0 to 3" in export(run.path, "--out", tmp_path / "x", "--step", 9, code=2)
+
+
+@pytest.mark.parametrize("place", ["file", "folder/file"])
+def test_what_is_there_is_not_overwritten(run: RunFolder, tmp_path: Path, place: str):
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text("mine")
+    out = tmp_path / place.split("/")[0]
+    assert "--out: this is there already" in export(run.path, "--out", out, code=2)
+    assert (tmp_path / place).read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    export(run.path, "--out", tmp_path / "empty")
+
+
+def test_a_run_without_a_policy_says_so(tmp_path: Path):
+    folder = RunFolder.create(tmp_path, "new", "")
+    assert "has not saved a policy yet" in export(folder.path, "--out", tmp_path / "x", code=2)
+    folder.config.write_text("[engine]\nengine = 'paced'\npaced_plan = 'plan.json'\n")
+    assert "paced: it has no weights" in export(folder.path, "--out", tmp_path / "x", code=2)
+
+
+def test_damaged_weights_are_named_and_leave_nothing_behind(run: RunFolder, tmp_path: Path):
+    weights = checkpoint.place(run.checkpoints, 3) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert f"{weights}: these weights are damaged" in export(run.path, "--out", tmp_path / "x", code=2)
+    assert not (tmp_path / "x").exists() and not list(tmp_path.glob(".x*"))
