@@ -98,7 +98,7 @@ class Launcher:
 
     async def _run(self, spec: ExecutionSpec, folder: Path, num_calls: Callable[[], Awaitable[int]]) -> Outcome:
         try:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
             files = HarnessFiles.create(folder, spec.task.instruction)
             prepare_workspace(spec.task, files.workspace)
             ended = await self._run_harness(spec, files)

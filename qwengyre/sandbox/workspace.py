@@ -128,13 +128,20 @@ def move_tree(source: Path, target: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder that a harness may have made hard to remove (folders without permissions); fine if there is none."""
+    """Remove a folder that a harness may have made hard to remove (folders without permissions); fine if there is none.
+
+    Raises OSError if something in it cannot be removed even so.
+    """
 
     def make_removable(function: Callable, path: str, _: object) -> None:
         os.chmod(os.path.dirname(path), 0o700)
-        if os.path.isdir(path) and not os.path.islink(path):
-            os.chmod(path, 0o700)
-        function(path)
+        if not os.path.isdir(path) or os.path.islink(path):
+            return os.unlink(path)
+        os.chmod(path, 0o700)
+        if function is os.rmdir:
+            return os.rmdir(path)
+        os.listdir(path)  # what still cannot be entered raises here, and is not tried again
+        remove_tree(Path(path))
 
     if folder.exists():
         shutil.rmtree(folder, onerror=make_removable)

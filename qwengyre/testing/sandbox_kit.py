@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import select
 import sys
 import textwrap
@@ -22,7 +23,8 @@ from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.task import Task, load_task
 
 PROBE = "qwengyre_probe_harness"
-SECRET = "key-3f9a1c-of-this-execution"
+SECRET = f"key-{secrets.token_hex(8)}-of-this-execution"
+"""Drawn anew by every process of tests, so that nobody finds it in another's processes."""
 STARTS = ("cold", "warm")
 HELLO = "open('hello', 'w').write('x')"
 WAIT = "import os, urllib.request\nurllib.request.urlopen(os.environ['OPENAI_BASE_URL'] + '/wait')\n"
@@ -45,6 +47,8 @@ class Kit:
         probe = "import os, sys\nif __name__ == '__main__':\n    exec(sys.argv[1])\n    sys.stdout.flush()\n"
         (self.modules / f"{PROBE}.py").write_text(probe)
         self.requests: list[bytes] = []
+        self.sleep = f"sleep 3141.{secrets.randbelow(10**12):012}"
+        """A command that does not end, and that no other test on this machine runs: see `processes_with`."""
         self.waiting, self.go = asyncio.Event(), asyncio.Event()
         """A harness has come to `WAIT`; it may go on."""
 
@@ -84,7 +88,11 @@ class Kit:
         gateway = Gateway(str(socket), url)
         launcher = Launcher(config, gateway, work=self.folder / "work", failed=self.folder / "failed")
         async with over_unix, over_tcp, launcher:
-            return await use(launcher)
+            try:
+                return await use(launcher)
+            finally:
+                self.go.set()
+                self.go.clear()  # who was killed while it waited is answered in vain
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Send the body of one request back."""
@@ -133,7 +141,7 @@ def calls(number: int) -> Callable[[], Awaitable[int]]:
 
 
 def processes_with(marker: str) -> list[str]:
-    """Command lines of this machine's processes that hold `marker`, this process aside."""
+    """Command lines of this machine's processes that hold `marker`, which is this test's alone."""
     return list(_processes_with(marker).values())
 
 
@@ -155,7 +163,7 @@ def _processes_with(marker: str) -> dict[int, str]:
                 line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
-            if marker in line and "pytest" not in line:
+            if marker in line:
                 found[int(folder.name)] = line
     return found
 

@@ -13,12 +13,16 @@ import textwrap
 import pytest
 
 from qwengyre.core.errors import SandboxError
-from qwengyre.core.records import End, Validity
+from qwengyre.core.records import End, Outcome, Validity
+from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.harness import Gateway
 from qwengyre.sandbox.launcher import Launcher
-from qwengyre.testing.sandbox_kit import HELLO, WAIT, calls, processes_with, spec, wait_for_the_end_of
+from qwengyre.testing.sandbox_kit import HELLO, WAIT, Kit, calls, processes_with, spec, wait_for_the_end_of
 
 pytestmark = pytest.mark.integration
+
+TIMEOUT_S = 3600.0
+"""Of a harness; no machine is so slow that it passes by itself."""
 
 
 def test_a_good_end_leaves_nothing_behind(kit, start):
@@ -29,63 +33,72 @@ def test_a_good_end_leaves_nothing_behind(kit, start):
 
 DAEMON = """
     import subprocess
-    command = ["bash", "-c", "(setsid sleep 3141.{n} &) ; echo up; exec sleep 3141.{n}"]
+    command = ["bash", "-c", "(setsid {sleep} &) ; echo up; exec {sleep}"]
     subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True).stdout.readline()
     open("hello", "w").close()
 """
 
 
-def daemon(kit, number: int, stay: bool):
-    return kit.task(textwrap.dedent(DAEMON.format(n=number)) + (WAIT if stay else ""))
+def daemon(kit, stay: bool):
+    return kit.task(textwrap.dedent(DAEMON.format(sleep=kit.sleep)) + (WAIT if stay else ""))
 
 
 @pytest.mark.parametrize("isolation", ["bwrap", "none"])
 def test_everything_dies_with_the_harness(kit, start, isolation):
-    number = 11 if start == "cold" else 12
-    outcome = kit.run(daemon(kit, number, stay=False), kit.config(start, isolation=isolation))
+    outcome = kit.run(daemon(kit, stay=False), kit.config(start, isolation=isolation))
     assert (outcome.end, outcome.score) == (End.EXITED, 0.75)
-    assert processes_with(f"sleep 3141.{number}") == []
+    assert processes_with(kit.sleep) == []
+
+
+def run_out_of_time(kit: Kit, config: HarnessConfig) -> Outcome:
+    """One execution that waits until `TIMEOUT_S` have passed, by a clock that is put forward once it waits."""
+
+    async def use(launcher: Launcher):
+        running = asyncio.ensure_future(launcher.run_execution(spec(daemon(kit, stay=True)), calls(1)))
+        await kit.waiting.wait()
+        assert processes_with(kit.sleep)
+        loop = asyncio.get_running_loop()
+        clock = loop.time
+        loop.time = lambda: clock() + TIMEOUT_S
+        return await running
+
+    return asyncio.run(kit.with_launcher(config, use))
 
 
 @pytest.mark.parametrize("isolation", ["bwrap", "none"])
 def test_a_harness_timeout_kills_all_and_scores_the_workspace(kit, start, isolation):
-    number = 21 if start == "cold" else 22
-    outcome = kit.run(
-        daemon(kit, number, stay=True), kit.config(start, isolation=isolation, timeout_s=4.0 if start == "cold" else 2.0)
-    )
+    config = kit.config(start, isolation=isolation, timeout_s=TIMEOUT_S, overall_timeout_s=2 * TIMEOUT_S)
+    outcome = run_out_of_time(kit, config)
     assert (outcome.end, outcome.validity, outcome.score) == (End.HARNESS_TIMEOUT, Validity.VALID, 0.75)
-    assert processes_with(f"sleep 3141.{number}") == []
+    assert processes_with(kit.sleep) == []
 
 
 def test_an_overall_timeout_drops(kit, start):
-    outcome = kit.run(kit.task(WAIT), kit.config(start, overall_timeout_s=4.0 if start == "cold" else 2.0))
+    outcome = run_out_of_time(kit, kit.config(start, timeout_s=2 * TIMEOUT_S, overall_timeout_s=TIMEOUT_S))
     assert (outcome.end, outcome.validity, outcome.score, outcome.scored_state) == (
         End.OVERALL_TIMEOUT,
         Validity.DROPPED,
         0.0,
         "",
     )
-    assert "overall_timeout_s" in outcome.detail and processes_with("e000001-0.0") == []
+    assert "overall_timeout_s" in outcome.detail and processes_with(kit.sleep) == []
 
 
 def test_cancelling_kills_everything(kit, start):
-    number = 31 if start == "cold" else 32
-
     async def use(launcher: Launcher):
-        running = asyncio.ensure_future(launcher.run_execution(spec(daemon(kit, number, stay=True)), calls(1)))
+        running = asyncio.ensure_future(launcher.run_execution(spec(daemon(kit, stay=True)), calls(1)))
         await kit.waiting.wait()
-        assert processes_with(f"sleep 3141.{number}")
+        assert processes_with(kit.sleep)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        return processes_with(f"sleep 3141.{number}"), running.cancelled()
+        return processes_with(kit.sleep), running.cancelled()
 
     assert asyncio.run(kit.with_launcher(kit.config(start), use)) == ([], True)
     assert not list((kit.folder / "work").glob("e0*"))
 
 
 def test_everything_dies_with_a_killed_launcher(kit, start):
-    number = 41 if start == "cold" else 42
-    task = daemon(kit, number, stay=True)
+    task = daemon(kit, stay=True)
     script = f"""
 import asyncio
 from pathlib import Path
@@ -101,11 +114,11 @@ asyncio.run(kit.with_launcher(kit.config({start!r}), use))
 """
     launcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout.readline() == "up\n"
-    assert processes_with(f"sleep 3141.{number}")
+    assert processes_with(kit.sleep)
     launcher.kill()
     launcher.wait()
     launcher.stdout.close()
-    wait_for_the_end_of(f"sleep 3141.{number}")
+    wait_for_the_end_of(kit.sleep)
 
 
 def test_a_harness_that_never_calls_is_dropped_and_says_why(kit, start):
