@@ -7,6 +7,7 @@ import importlib.util
 import json
 import logging
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ from qwengyre.sandbox.isolation import (
 )
 from qwengyre.sandbox.limits import CGROUP_PREFIX, Cgroup, find_cgroup_parent, resource_limits, shell_prelude
 from qwengyre.sandbox.process import Process, Program, nameless_file, start
+from qwengyre.sandbox.seccomp import MACHINES, filter_program
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,10 @@ class SandboxHost:
         self.work = work
         self.isolated = config.isolation == "bwrap"
         self.bwrap = find_bwrap() if self.isolated else ""
+        if self.isolated and platform.machine() not in MACHINES:
+            raise SandboxError(
+                f"no filter of system calls for {platform.machine()}: a sandbox needs one of {', '.join(MACHINES)}"
+            )
         self.etc = work / "etc"
         write_etc(self.etc)
         self.readable = (*interpreter_folders(), *module_folders(config), *config.readable)
@@ -117,9 +123,11 @@ class SandboxHost:
     def sandboxed(self, view: View, program: Program) -> Program:
         """bubblewrap, which makes a sandbox with this view and starts `program` in it, with its variables and no others."""
         bwrap, *options, end = bwrap_arguments(self.bwrap, view, program.env)
-        fd = nameless_file("options", os.fsencode("\0".join(options)))
-        command = [bwrap, "--args", str(fd), end, *program.command]
-        return msgspec.structs.replace(program, command=command, env={}, handed_fds=(*program.handed_fds, fd), is_sandbox=True)
+        filtered = nameless_file("filter", filter_program())
+        told = nameless_file("options", os.fsencode("\0".join([*options, "--seccomp", str(filtered)])))
+        command = [bwrap, "--args", str(told), end, *program.command]
+        handed = (*program.handed_fds, told, filtered)
+        return msgspec.structs.replace(program, command=command, env={}, handed_fds=handed, is_sandbox=True)
 
     def script_command(self, script: str, cgroup_fds: Sequence[int]) -> list[str]:
         """A command line for a sandbox: bash with this script, under the same limits."""

@@ -31,11 +31,13 @@ import traceback
 from qwengyre.sandbox import inside
 from qwengyre.sandbox.channel import receive, send
 from qwengyre.sandbox.relays import PR_SET_PDEATHSIG, Relays
+from qwengyre.sandbox.seccomp import filter_program
 
 NS_GET_USERNS = 0xB701
 CLONE_NEWUSER = 0x10000000
 NAMESPACES = {"mnt": 0x00020000, "net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "pid": 0x20000000}
 PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 PR_CAPBSET_DROP = 24
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 CAPABILITY_V3 = 0x20080522
@@ -59,6 +61,10 @@ class Capabilities(ctypes.Structure):
     _fields_ = [("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32)]
 
 
+class FilterProgram(ctypes.Structure):
+    _fields_ = [("num_instructions", ctypes.c_ushort), ("instructions", ctypes.c_void_p)]
+
+
 class CapabilityHeader(ctypes.Structure):
     _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 
@@ -80,8 +86,11 @@ def join_namespaces(pid):
     return None if same else fds["user"]
 
 
-def give_up_privileges(last_user_namespace):
-    """Enter the innermost user namespace, then drop every capability for good. Same end state as a program that bwrap starts."""
+def give_up_privileges(last_user_namespace, filter_program):
+    """Enter the innermost user namespace, then drop every capability and most system calls for good.
+
+    Same end state as a program that bwrap starts.
+    """
     if last_user_namespace is not None:
         _check(libc.setns(last_user_namespace, CLONE_NEWUSER), "setns(innermost user)")
     _prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
@@ -92,6 +101,9 @@ def give_up_privileges(last_user_namespace):
     _check(libc.capset(ctypes.byref(header), ctypes.byref(nothing)), "capset")
     inside.prctl(inside.PR_SET_NO_NEW_PRIVS, 1)
     _prctl(PR_SET_DUMPABLE, 0)
+    instructions = ctypes.create_string_buffer(filter_program, len(filter_program))
+    program = FilterProgram(len(filter_program) // 8, ctypes.addressof(instructions))
+    _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))
 
 
 def run_module(plan):
@@ -242,7 +254,7 @@ class Zygote:
         listener = inside.listen(plan["relay"]["port"])
         send(self.relays, {"add": message["id"], "socket": plan["relay"]["socket"]}, [listener.fileno()])
         listener.close()
-        give_up_privileges(last_user_namespace)
+        give_up_privileges(last_user_namespace, filter_program())
         self.finish(plan, fds)
 
     def fork_supervised(self, message, fds):

@@ -53,7 +53,7 @@ def test_cold_and_warm_end_up_with_the_same_limits(kit):
     cold, warm = (kit.found(code, kit.config(start)) for start in STARTS)
     assert cold == warm
     assert cold["env"]["OPENAI_BASE_URL"] == cold["env"]["ANTHROPIC_BASE_URL"] + "/v1" == "http://127.0.0.1:8377/x/1/v1"
-    assert cold["status"][-2:] == ["Seccomp:\t0", "Seccomp_filters:\t0"] and "NoNewPrivs:\t1" in cold["status"]
+    assert cold["status"][-2:] == ["Seccomp:\t2", "Seccomp_filters:\t1"] and "NoNewPrivs:\t1" in cold["status"]
     assert [line for line in cold["status"] if line.startswith("Cap") and set(line.split()[1]) != {"0"}] == []
 
 
