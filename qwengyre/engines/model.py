@@ -19,6 +19,7 @@ import torch
 from safetensors.numpy import load_file
 
 from qwengyre.core.errors import ModelRefused
+from qwengyre.engines.weight_files import weight_files
 
 LAYER = "model.layers.{}."
 BEFORE = {
@@ -85,11 +86,8 @@ def read_spec(model_dir: Path) -> ModelSpec:
 
 
 def read_weights(model_dir: Path) -> dict[str, np.ndarray]:
-    """All parameters of the safetensors files of `model_dir`, as float32, by their Hugging Face names."""
-    paths = sorted(model_dir.glob("*.safetensors"))
-    if not paths:
-        raise ModelRefused(f"{model_dir} holds no *.safetensors file")
-    return {name: array.astype(np.float32) for path in paths for name, array in load_file(path).items()}
+    """All parameters of `model_dir`, as float32, by their Hugging Face names. Raises ModelRefused."""
+    return {name: array.astype(np.float32) for path in weight_files(model_dir) for name, array in load_file(path).items()}
 
 
 class LayerWeights:

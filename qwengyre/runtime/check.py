@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from qwengyre.config.harness_rules import read_harness_rules
-from qwengyre.core.errors import ConfigError, QwenGyreError
+from qwengyre.core.errors import ConfigError, ModelRefused, QwenGyreError
+from qwengyre.engines.weight_files import weight_files
 from qwengyre.runtime.prepare import load_folders
 from qwengyre.sandbox.preflight import check_harness
 from qwengyre.scheduler.config import SchedulerConfig
@@ -78,9 +79,16 @@ def _check_policy(config: RunConfig) -> None:
             msgspec.json.decode((folder / name).read_bytes(), type=dict)
         except (OSError, msgspec.MsgspecError) as error:
             raise ConfigError(f"this file of policy.model cannot be read: {error}", file=str(folder / name)) from error
-    if config.engine.engine == "embedded" and not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"{folder} holds no weights: there is no *.safetensors file", key="policy.model")
+    if config.engine.engine == "embedded":
+        _check_weights(folder)
     _check_renderer(config)
+
+
+def _check_weights(folder: Path) -> None:
+    try:
+        weight_files(folder)
+    except ModelRefused as error:
+        raise ConfigError(str(error), key="policy.model") from error
 
 
 def _check_renderer(config: RunConfig) -> None:

@@ -60,7 +60,7 @@ def test_all_mistakes_are_told_at_once(kit: RunKit, tmp_path: Path):
         ("tasks.held_out={kit}/train", "train-0 is in both"),
         ("gateway.renderer.name=nope", "gateway.renderer: this renderer cannot be used"),
         ("policy.model={kit}/train", "has no config.json"),
-        ("policy.model={kit}/no-weights", "holds no weights"),
+        ("policy.model={kit}/no-weights", "has no model.safetensors: its weights must be there as safetensors"),
         ("policy.model={kit}/half-a-tokenizer", "tokenizer.json: this file of policy.model cannot be read"),
         ("policy.cache={kit}/run.toml", ""),
         ("ray.ranks_per_node=1", "ray.ranks_per_node: only the launcher"),

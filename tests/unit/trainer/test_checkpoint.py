@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qwengyre.core.errors import TrainerError
+from qwengyre.engines.model import read_weights
 from qwengyre.testing.tokenizers import write_byte_tokenizer
 from qwengyre.testing.training import micro_step, random_execution, tiny_qwen3
 from qwengyre.trainer import checkpoint
@@ -68,6 +69,15 @@ def test_transformers_opens_a_checkpoint_as_it_lies(policy: Path, tmp_path: Path
     assert torch.isfinite(model(torch.arange(1, 9)[None]).logits).all()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.decode(tokenizer.encode("as before")) == "as before" and tokenizer.chat_template == TEMPLATE
+
+
+def test_an_engine_and_a_trainer_start_from_a_checkpoint(policy: Path, tmp_path: Path):
+    trainer = trained(policy)
+    folder = tmp_path / "checkpoints" / "step-000001"
+    trainer.save_checkpoint(folder, 1, policy)
+    served = read_weights(folder)
+    assert all(np.array_equal(served[name], array) for name, array in trainer.whole_weights().items())
+    assert torch.equal(Trainer(folder, TrainerConfig(), None).flat.weights, trainer.flat.weights)
 
 
 def test_nothing_but_the_weights_is_safetensors_and_the_optimizer_lies_beside(policy: Path, tmp_path: Path):

@@ -1,0 +1,31 @@
+"""Which files of a model's folder are its weights. Imports no torch: a controller looks before any engine is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from qwengyre.core.errors import ModelRefused
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]
+    """The file of each parameter."""
+
+
+def weight_files(model_dir: Path) -> list[Path]:
+    """The files that hold a model's weights: those of its index, else `model.safetensors`, as Transformers chooses them.
+
+    Other safetensors files, such as adapters or the same weights in another layout, are left alone. Raises ModelRefused.
+    """
+    index, names = model_dir / "model.safetensors.index.json", ["model.safetensors"]
+    if index.is_file():
+        try:
+            names = sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))
+        except msgspec.MsgspecError as error:
+            raise ModelRefused(f"{index} is not an index of weights: {error}") from error
+    missing = [name for name in names if not (model_dir / name).is_file()]
+    if missing:
+        raise ModelRefused(f"{model_dir} has no {', '.join(missing[:3])}: its weights must be there as safetensors, all of them")
+    return [model_dir / name for name in names]
