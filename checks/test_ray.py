@@ -81,9 +81,9 @@ def test_a_node_that_dies_is_told_and_its_cell_finds_room_elsewhere(cluster: Clu
         await wait_gone(lives[1].address.pid)
         lives[1].kill()
         with pytest.raises(NoRoom, match="cell-1: no node has 1 CPU free"):
-            await launcher.launch("cell-1", spec_in(tmp_path, cell=1, epoch=1))
+            await launcher.launch("cell-1", spec_in(tmp_path, cell=1, incarnation=1))
         cluster.add_node(**NODE)
-        life = await launcher.launch("cell-1", spec_in(tmp_path, cell=1, epoch=1))
+        life = await launcher.launch("cell-1", spec_in(tmp_path, cell=1, incarnation=1))
         assert life.nodes[0] not in {life.nodes[0] for life in lives}
         await asyncio.gather(*(life.stop() for life in (lives[0], lives[2], life)))
         await launcher.close()
@@ -107,7 +107,7 @@ def test_a_place_that_goes_with_its_cluster_is_a_process_that_failed(cluster: Cl
     spec = spec_in(tmp_path)
 
     def lose_place() -> None:
-        remove_placement_group(get_placement_group(f"{spec.segment_prefix}-cell-0-{spec.epoch}"))
+        remove_placement_group(get_placement_group(f"{spec.segment_prefix}-cell-0-{spec.incarnation}"))
 
     async def main() -> None:
         config = RayConfig(address=cluster.address, cell=Room(resources={"trainer": 2}))

@@ -174,7 +174,7 @@ class Served:
     """A gateway process in front of an engine of this process."""
 
     def __init__(self, folder: Path, engine: EchoEngine):
-        self._folder, self._server = folder, EngineServer(engine, token=TOKEN)
+        self._folder, self._server = folder, EngineServer(engine, secret=TOKEN)
 
     async def __aenter__(self) -> Served:
         folder = self._folder
@@ -277,7 +277,7 @@ async def small_calls(folder: Path, num_calls: int) -> dict[str, float]:
             cpu = served.cpu_s()
             through = await _timed(ask, num_calls)
             cpu = (served.cpu_s() - cpu) / num_calls
-        remote = RemoteEngine(served.address, token=TOKEN)
+        remote = RemoteEngine(served.address, secret=TOKEN)
         sampling = Sampling(temperature=1.0, max_tokens=30, stop_token_ids=(), seed=1)
         prompt = pack(range(40), np.dtype("<i4"))
 

@@ -98,14 +98,14 @@ async def switch_cell(model_dir: Path, scratch: Path, kind: str, switches: int) 
     launcher = LocalLauncher(scratch, scratch, DEADLINE_S)
     spec = cell_spec(model_dir, kind)
     life = await launcher.launch("cell", spec)
-    client = CellClient(life.address, spec.token)
+    client = CellClient(life.address, spec.secret)
     switched, read = [], []
     try:
         for _ in range(switches + 1):
             switched.append(await _there_and_back(client, weights, life.address.pid))
             read.append(_read_twice(owner, weights))
     finally:
-        await client.close()
+        client.close()
         await life.stop()
         owner.close()
     return _figures(kind, weights, switched[1:], read[1:])
@@ -138,10 +138,10 @@ def cell_spec(model_dir: Path, kind: str) -> CellSpec:
 
     return CellSpec(
         cell=1,
-        epoch=0,
+        incarnation=0,
         model_dir=str(model_dir),
         segment_prefix=PREFIX,
-        token=secrets.token_hex(16),
+        secret=secrets.token_bytes(32),
         threads=1,
         engine=EngineConfig(),
         trainer=TrainerConfig(),

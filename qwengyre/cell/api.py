@@ -1,12 +1,13 @@
-"""The control API of a cell, as one table: each operation is a frozen Struct, its answer another.
+"""What a cell can be asked, as one table: each operation is a frozen Struct, its reply another.
 
-An operation is `POST /op` with a msgpack body; the answer is msgpack too. Every operation carries the epoch of the cell's
-process, so that an answer or an order that outlived a restart is refused. Order of use:
+They go over the wire of `rpc/`. Every request carries the incarnation of the cell's process, so that a request or a reply that
+outlived a restart is refused. Order of use:
 
     rollout:      UpdateWeights at every publish
     to training:  EnterTraining, then per step: BeginStep, Compute*, Reduce (all members at once), Apply (core)
     to rollout:   EnterRollout
-    core only:    Expose (before every step and publish), SaveCheckpoint, LoadCheckpoint, Audit
+    core:         ExposeSnapshot (before every step, and at every publish), SaveSnapshot and SaveCheckpoint, LoadCheckpoint after a loss
+    any cell:     ExposeFile (what was published, when no core of this life has exposed it), Audit (at the end), Health
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import msgspec
 
 from qwengyre.core.records import MicroStep
 from qwengyre.engines.api import Capacity, EngineStats
-from qwengyre.rpc.refusal import Refused
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
 from qwengyre.transfer.api import Exposure
 
@@ -65,16 +65,14 @@ class Compute(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reduce(msgspec.Struct, frozen=True, tag=True):
-    """Sum the members' gradients to the core's scratch. The core's own sums stay as they were until `Apply`."""
+    """Sum the members' gradients at the core. Its own sums stay as they were until `Apply`."""
 
-    step: int
     num_members: int
 
 
 class Apply(msgspec.Struct, frozen=True, tag=True):
     """All members have confirmed: divide once, clip, update. Core only."""
 
-    step: int
     num_executions: int
 
 
@@ -100,7 +98,7 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
 
 
 class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    """Weights, optimizer and the journal position, durable before the answer."""
+    """Weights, optimizer and the journal position, durable before the reply."""
 
     directory: str
     step: int
@@ -114,7 +112,7 @@ class LoadCheckpoint(msgspec.Struct, frozen=True, tag=True):
 
 
 class SaveSnapshot(msgspec.Struct, frozen=True, tag=True):
-    """Weights only, for the audit of log-probs."""
+    """Weights only: for the audit of log-probs, and for publishes after a loss of the core."""
 
     directory: str
     version: int
@@ -136,7 +134,6 @@ class Health(msgspec.Struct, frozen=True, tag=True):
 
 
 class HealthReport(msgspec.Struct, frozen=True, tag=True):
-    role: str
     capacity: Capacity
     engine: EngineStats
 
@@ -171,11 +168,10 @@ Operation = (
     | Audit
     | Health
 )
-Answer = Done | Offered | Computed | Applied | Exposed | Audited | HealthReport | Refused
 
 
-class Order(msgspec.Struct, frozen=True):
-    """One operation for one life of the cell's process."""
+class CellRequest(msgspec.Struct, frozen=True, tag=True):
+    """One operation for one incarnation of the cell's process."""
 
-    epoch: int
+    incarnation: int
     operation: Operation

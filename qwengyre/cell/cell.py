@@ -1,7 +1,7 @@
-"""One cell: a process with an engine, a trainer and a control API. `python -m qwengyre.cell.cell SPEC.json`.
+"""One cell: a process with an engine and a trainer. `python -m qwengyre.cell.cell SPEC.json`.
 
-The event loop serves control and data plane; the engine has its own thread, the trainer one more. Only one of the
-two holds memory and computes at a time (see `role`). Never decides anything: the controller's scheduler does.
+The event loop serves both wires; the engine has its own thread, the trainer one more. Only one of the
+two holds memory and computes at a time. Never decides anything: the controller's scheduler does.
 """
 
 from __future__ import annotations
@@ -9,21 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from qwengyre.cell import api
 from qwengyre.cell.kinds import Home, Stations, build_stations
@@ -31,9 +26,8 @@ from qwengyre.cell.ranks.rendezvous import Meeting
 from qwengyre.core.errors import CellFailed, QwenGyreError, TransferError
 from qwengyre.engines.api import Engine
 from qwengyre.engines.config import EngineConfig
-from qwengyre.rpc.http import MAX_BODY_BYTES, bearer_matches
 from qwengyre.rpc.processes import announce
-from qwengyre.rpc.refusal import describe
+from qwengyre.rpc.server import Server, Service
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
@@ -55,12 +49,12 @@ class CellSpec(msgspec.Struct, frozen=True):
     """Everything a cell needs to start; written by the launcher, readable by its owner only."""
 
     cell: int
-    epoch: int
-    """Life of this process; orders for another life are refused."""
+    incarnation: int
+    """Which life of the cell this process is, from 0; requests for another one are refused."""
     model_dir: str
     segment_prefix: str
-    token: str
-    """Bearer token of the control API and first word of the data plane."""
+    secret: bytes
+    """The run's: both ends of every wire prove that they know it (`rpc/hello.py`)."""
     threads: int
     engine: EngineConfig
     trainer: TrainerConfig
@@ -69,20 +63,22 @@ class CellSpec(msgspec.Struct, frozen=True):
     """False for a standalone engine: it only ever serves."""
     transfer: TransferConfig
     host: str = ""
-    """Address that control API, data plane and transfers listen on; filled in by the launcher."""
+    """Address that both wires and the transfers listen on; filled in by the launcher."""
     ready_file: str = ""
     """Where the cell writes its `CellAddress` when it serves; filled in by the launcher."""
     ranks_here: int = 0
-    """Of `trainer.ranks` so many are on the cell's own machine, 0: all; filled in by the launcher, which starts the others."""
+    """How many of the `trainer.ranks` run on this host (0: all); filled in by the launcher, which starts the others."""
     ranks_file: str = ""
     """Where the cell writes the address at which it waits for those others; filled in by the launcher."""
 
 
 class CellAddress(msgspec.Struct, frozen=True):
     cell: int
-    epoch: int
+    incarnation: int
     control: str
+    """Where it takes requests of `cell/api.py`."""
     data: str
+    """Where it serves its engine (`engines/wire.py`)."""
     pid: int
 
 
@@ -94,7 +90,7 @@ class Cell:
         place = CarrierPlace(spec.transfer, spec.segment_prefix, spec.host)
         self.carrier = place.open()
         trainer = spec.trainer if spec.has_trainer else None
-        meeting = Meeting(spec.ranks_here, spec.ranks_file, spec.token)
+        meeting = Meeting(spec.ranks_here, spec.ranks_file, spec.secret)
         home = Home(self.carrier, place, spec.threads, meeting)
         self.stations = build(Path(spec.model_dir), spec.engine, trainer, home)
         self.engine: Engine = self.stations.engine
@@ -103,7 +99,6 @@ class Cell:
         self.members: Members | PacedMembers | None = None
         self.scratch: Tensor | np.ndarray | None = None
         self.published: list[Exposure] = []
-        self.role = "rollout"
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._operations: dict[type, Callable] = {
             api.OfferPort: self.offer_port,
@@ -124,10 +119,14 @@ class Cell:
             api.Health: self.health,
         }
 
-    async def handle(self, order: api.Order) -> api.Answer:
-        if order.epoch != self.spec.epoch:
-            raise CellFailed(self.spec.cell, f"order for epoch {order.epoch}, this process is epoch {self.spec.epoch}")
-        return await self._operations[type(order.operation)](order.operation)
+    async def handle(self, asked: api.CellRequest) -> msgspec.Struct:
+        """Raises CellFailed for another incarnation: who asks does not know yet that it was replaced, or has not heard of a loss."""
+        if asked.incarnation != self.spec.incarnation:
+            own = self.spec.incarnation
+            raise CellFailed(
+                self.spec.cell, f"a request for incarnation {asked.incarnation}, and this process is incarnation {own}"
+            )
+        return await self._operations[type(asked.operation)](asked.operation)
 
     async def on_trainer(self, job: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._trainer_thread, job)
@@ -156,7 +155,6 @@ class Cell:
         phases_s: dict[str, float] = {}
         await self._phase("offload_engine", self.engine.offload(), phases_s)
         await self._phase("restore_trainer", self.on_trainer(self.trainer.restore), phases_s)
-        self.role = "training"
         return api.Done(phases_s)
 
     async def enter_rollout(self, op: api.EnterRollout) -> api.Done:
@@ -164,7 +162,6 @@ class Cell:
         self.scratch = None
         await self._phase("offload_trainer", self.on_trainer(self.trainer.offload), phases_s)
         await self._phase("restore_engine", self.engine.restore(op.snapshot, op.version), phases_s)
-        self.role = "rollout"
         return api.Done(phases_s)
 
     async def _phase(self, name: str, job: Awaitable[None], phases_s: dict[str, float]) -> None:
@@ -212,12 +209,12 @@ class Cell:
 
     async def expose_snapshot(self, op: api.ExposeSnapshot) -> api.Exposed:
         if not op.is_publish:
-            return api.Exposed(await self.on_trainer(lambda: self.trainer.expose(op.version, self.spec.epoch)))
+            return api.Exposed(await self.on_trainer(lambda: self.trainer.expose(op.version, self.spec.incarnation)))
         return api.Exposed(await self.on_trainer(lambda: self._publish(self.stations.publishable(), op.version)))
 
     def _publish(self, arrays: dict[str, np.ndarray], version: int) -> Exposure:
         """The last two published snapshots stay readable."""
-        self.published.append(self.carrier.expose(arrays, version=version, epoch=self.spec.epoch))
+        self.published.append(self.carrier.expose(arrays, version=version, epoch=self.spec.incarnation))
         while len(self.published) > 2:
             self.carrier.release(self.published.pop(0))
         return self.published[-1]
@@ -261,7 +258,7 @@ class Cell:
         stats = self.engine.stats()
         if stats.failure:
             raise CellFailed(self.spec.cell, stats.failure)
-        return api.HealthReport(self.role, self.engine.capacity(), stats)
+        return api.HealthReport(self.engine.capacity(), stats)
 
     async def close(self) -> None:
         await self.engine.close()
@@ -269,59 +266,30 @@ class Cell:
         self.carrier.close()
 
 
-def build_app(cell: Cell) -> Starlette:
-    decode = msgspec.msgpack.Decoder(api.Order).decode
-    encode = msgspec.msgpack.Encoder().encode
-
-    async def operate(request: Request) -> Response:
-        if not bearer_matches(request, cell.spec.token):
-            return Response(status_code=401)
-        body = await request.body()
-        if len(body) > MAX_BODY_BYTES:
-            return Response(status_code=413)
-        try:
-            answer: api.Answer = await cell.handle(decode(body))
-        except QwenGyreError as error:
-            answer = describe(error)
-        except Exception:
-            log.exception("operation_failed")
-            raise
-        return Response(encode(answer), media_type="application/msgpack")
-
-    return Starlette(routes=[Route("/op", operate, methods=["POST"])])
-
-
 async def serve(spec: CellSpec) -> None:
     from qwengyre.engines.server import EngineServer
 
     cell = Cell(spec)
-    engine_server = EngineServer(cell.engine, token=spec.token.encode())
+    engine_server = EngineServer(cell.engine, secret=spec.secret)
+    control = Server(spec.secret, lambda: Service({api.CellRequest: cell.handle}))
     data = await engine_server.serve(f"tcp://{spec.host}:0")
-    server = uvicorn.Server(
-        uvicorn.Config(build_app(cell), host=spec.host, port=0, log_level="warning", lifespan="off", timeout_keep_alive=3600)
-    )
-    task = asyncio.create_task(server.serve(), name="control")
-    while not server.started and not task.done():
-        await asyncio.sleep(0.01)
-    if task.done():
-        await task
-    port = server.servers[0].sockets[0].getsockname()[1]
-    address = CellAddress(spec.cell, spec.epoch, f"http://{spec.host}:{port}", data, os.getpid())
+    address = CellAddress(spec.cell, spec.incarnation, await control.listen(f"tcp://{spec.host}:0"), data, os.getpid())
     announce(Path(spec.ready_file), msgspec.json.encode(address))
-    log.info("cell_serves", extra={"cell": spec.cell, "epoch": spec.epoch})
-    try:
-        await task
-    finally:
-        await engine_server.close()
-        await cell.close()
+    log.info("cell_serves", extra={"cell": spec.cell, "incarnation": spec.incarnation})
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()
+    await control.close()
+    await engine_server.close()
+    await cell.close()
 
 
 def main() -> None:
     spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=CellSpec)
     log_to(None)
     try:
-        with suppress(KeyboardInterrupt):
-            asyncio.run(serve(spec))
+        asyncio.run(serve(spec))
     except QwenGyreError as error:  # a model or a setting that cannot be used: the controller shows the end of this log
         sys.exit(f"error: {error}")
 

@@ -24,9 +24,9 @@ class RemoteEngine:
     in every waiting call at once. `deadline_s` bounds one operation.
     """
 
-    def __init__(self, address: str, *, token: bytes, deadline_s: float = 120.0, silence_deadline_s: float = 30.0):
+    def __init__(self, address: str, *, secret: bytes, deadline_s: float = 120.0, silence_deadline_s: float = 30.0):
         self.address = address
-        self._token, self._deadline_s, self._silence_deadline_s = token, deadline_s, silence_deadline_s
+        self._secret, self._deadline_s, self._silence_deadline_s = secret, deadline_s, silence_deadline_s
         self._protocol: FrameProtocol | None = None
         self._connecting = asyncio.Lock()
         self._numbers = itertools.count()
@@ -42,7 +42,7 @@ class RemoteEngine:
         self._watch: asyncio.TimerHandle | None = None
 
     async def connect(self) -> None:
-        """Connect now. Raises EngineUnavailable when nobody answers there or the token is refused."""
+        """Connect now. Raises EngineUnavailable when nobody answers there or the secret is refused."""
         await self._connected()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
@@ -128,7 +128,7 @@ class RemoteEngine:
                     else:
                         host, _, port = target.rpartition(":")
                         await loop.create_connection(lambda: protocol, host, int(port))
-                    protocol.send(Hello(self._token))
+                    protocol.send(Hello(self._secret))
                     await self._welcome
             except (OSError, TimeoutError) as error:
                 self._protocol = None
@@ -193,7 +193,7 @@ class RemoteEngine:
         if self._watch is not None:
             self._watch.cancel()
         if self._welcome is not None and not self._welcome.done():
-            self._welcome.set_exception(EngineUnavailable(f"{self.address} closed the connection: is the token right?"))
+            self._welcome.set_exception(EngineUnavailable(f"{self.address} closed the connection: is the secret right?"))
         for future in self._answers.values():
             if not future.done():
                 future.set_exception(error)

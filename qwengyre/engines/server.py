@@ -27,12 +27,12 @@ from qwengyre.rpc.refusal import describe
 
 
 class EngineServer:
-    """Serves `engine` to peers that know `token`. Addresses: `tcp://HOST:PORT` (port 0 picks one) or `unix:PATH`."""
+    """Serves `engine` to peers that know `secret`. Addresses: `tcp://HOST:PORT` (port 0 picks one) or `unix:PATH`."""
 
-    def __init__(self, engine: Engine, *, token: bytes):
-        if not token:
-            raise ConfigError("an engine server needs a token, or any process of this machine could drive the engine")
-        self.engine, self.token = engine, token
+    def __init__(self, engine: Engine, *, secret: bytes):
+        if not secret:
+            raise ConfigError("an engine server needs a secret, or any process of this machine could drive the engine")
+        self.engine, self.secret = engine, secret
         self._server: asyncio.Server | None = None
         self._peers: set[_Peer] = set()
 
@@ -90,7 +90,7 @@ class _Peer:
 
     def _on_message(self, message: FromClient) -> None:
         if isinstance(message, Hello):
-            self._welcome = hmac.compare_digest(message.token, self.server.token)
+            self._welcome = hmac.compare_digest(message.token, self.server.secret)
             if self._welcome:
                 self._send_status()
         if not self._welcome:

@@ -114,4 +114,4 @@ async def serve(config: GatewayProcessConfig) -> None:
 
 
 def connect_engine(asked: AddServer) -> Engine:
-    return RemoteEngine(asked.address, token=asked.secret)
+    return RemoteEngine(asked.address, secret=asked.secret)

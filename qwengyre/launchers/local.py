@@ -51,7 +51,7 @@ class LocalLauncher:
 
     async def _join(self, name: str, spec: CellSpec, rank: int, at: str) -> Supervised:
         ready_file = self._private / f"{name}.ready"
-        joining = Joining(rank, at, spec.token, self._host, str(ready_file))
+        joining = Joining(rank, at, spec.secret, self._host, str(ready_file))
         return await self._start("qwengyre.cell.ranks.process", name, joining, spec.threads)
 
     async def _start(self, module: str, name: str, orders: CellSpec | Joining, threads: int) -> Supervised:

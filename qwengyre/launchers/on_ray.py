@@ -2,7 +2,7 @@
 
 A cell is a placement group of one bundle, and an actor in it (`CellHost`) whose child is the cell's process; with
 `ray.ranks_per_node` the ranks that do not fit there have a bundle and an actor each. A node that dies takes its actor along, and
-`wait_end` says so. Whoever is declared dead while it still runs is fenced by the cell's epoch.
+`wait_end` says so. Whoever is declared dead while it still runs is fenced by the cell's incarnation.
 Needs the extra `ray`; run folder and policy must lie where every node finds them under the same path.
 """
 
@@ -110,7 +110,8 @@ class RayLauncher:
             self.end(hosts, group)
             raise
         log.info(
-            "cell_placed", extra={"cell": name, "epoch": spec.epoch, "nodes": launched.nodes, "host": launched.address.control}
+            "cell_placed",
+            extra={"cell": name, "incarnation": spec.incarnation, "nodes": launched.nodes, "host": launched.address.control},
         )
         return RayLife(launched, hosts, group, self)
 
@@ -159,7 +160,7 @@ class RayLauncher:
         """
         from ray.util.placement_group import placement_group, remove_placement_group
 
-        label = f"{spec.segment_prefix}-{name}-{spec.epoch}"
+        label = f"{spec.segment_prefix}-{name}-{spec.incarnation}"
         bundles = [room.bundle()] * num_bundles
         group = await self._in_thread(lambda: placement_group(bundles, strategy="PACK", name=label))
         try:

@@ -44,9 +44,14 @@ class Client:
         self._connecting = asyncio.Lock()
         self._numbers = itertools.count(1)
 
-    async def call(self, request: msgspec.Struct, expected: type[Reply], timeout_s: float, said_by: str = "") -> Reply:
-        """Raises Unreachable without a reply in time, MessageTooLarge, or what the server refused with, `said_by` before its words."""
-        name = type(request).__name__
+    async def call(
+        self, request: msgspec.Struct, expected: type[Reply], timeout_s: float, name: str = "", said_by: str = ""
+    ) -> Reply:
+        """Raises Unreachable without a reply in time, MessageTooLarge, or what the server refused with, `said_by` before its words.
+
+        `name` is what errors call the request; its type by default.
+        """
+        name = name or type(request).__name__
         try:
             async with asyncio.timeout(timeout_s):
                 link = await self._connected()

@@ -1,54 +1,40 @@
-"""The controller's end of a cell's control API: one typed call per operation, a deadline on each."""
+"""The controller's end of a cell's wire: one typed call per operation, a deadline on each."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-import httpx
 import msgspec
 
 from qwengyre.cell import api
 from qwengyre.cell.cell import CellAddress
-from qwengyre.core import errors
-from qwengyre.rpc.refusal import Refused, rebuild
+from qwengyre.core.errors import CellFailed, MessageTooLarge, Unreachable, WireError
+from qwengyre.rpc.client import Client
 
-Reply = TypeVar("Reply")
+Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 
 class CellClient:
-    """Talks to one life of one cell. Raises CellFailed when the cell does not answer in time, or its own typed error."""
+    """Talks to one incarnation of one cell."""
 
-    def __init__(self, address: CellAddress, token: str) -> None:
+    def __init__(self, address: CellAddress, secret: bytes) -> None:
         self.address = address
-        self._http = httpx.AsyncClient(
-            base_url=address.control,
-            headers={"authorization": f"Bearer {token}"},
-            limits=httpx.Limits(max_connections=16, keepalive_expiry=600),
-            trust_env=False,
-        )
-        self._decode = msgspec.msgpack.Decoder(api.Answer).decode
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._client = Client(address.control, secret)
 
     async def call(self, operation: api.Operation, expected: type[Reply], timeout_s: float) -> Reply:
-        name = type(operation).__name__
-        body = self._encode(api.Order(self.address.epoch, operation))
+        """Raises CellFailed when the cell does not answer in time, or breaks over it; MessageTooLarge; or what it refused with: then
+        the cell is well, unless it says CellFailed itself.
+        """
+        cell, name = self.address.cell, type(operation).__name__
+        request = api.CellRequest(self.address.incarnation, operation)
         try:
-            response = await self._http.post("/op", content=body, timeout=timeout_s)
-            response.raise_for_status()
-            answer = self._decode(response.content)
-        except httpx.TimeoutException:
-            raise errors.CellFailed(self.address.cell, f"{name} did not answer within {timeout_s:g} s") from None
-        except httpx.HTTPError as error:
-            raise errors.CellFailed(self.address.cell, f"{name}: {error or type(error).__name__}") from error
-        if isinstance(answer, Refused):
-            raise self._refusal(name, answer)
-        if not isinstance(answer, expected):
-            raise errors.CellFailed(self.address.cell, f"{name} answered {type(answer).__name__}")
-        return answer
+            return await self._client.call(request, expected, timeout_s, name, f"cell {cell}: {name}: ")
+        except MessageTooLarge:
+            raise
+        except Unreachable as error:
+            raise CellFailed(cell, f"{name}: {error.reason}") from error
+        except WireError as error:
+            raise CellFailed(cell, f"{name}: {error}") from error
 
-    def _refusal(self, name: str, refused: Refused) -> errors.QwenGyreError:
-        """The cell's own error again: its type, fields and words. Unless that is a CellFailed, the cell is well."""
-        return rebuild(refused, f"cell {self.address.cell}: {name}: ")
-
-    async def close(self) -> None:
-        await self._http.aclose()
+    def close(self) -> None:
+        self._client.close()

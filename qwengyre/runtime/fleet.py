@@ -51,7 +51,7 @@ class Fleet:
         self._num_cells = num_cells
         self._make_spec, self._launcher = make_spec, launcher
         self._config, self._gateway = config, gateway
-        self._epochs: dict[int, int] = {}
+        self._incarnations: dict[int, int] = {}
         self.cells: dict[int, LiveCell] = {}
         self._retired: list[CellClient] = []
         """Of lost lives: closed at the end, since calls may still be failing on them."""
@@ -62,13 +62,13 @@ class Fleet:
 
     async def start(self, cell: int) -> None:
         """Start a life of `cell` and tell the gateway where it serves. Raises ProcessFailed, NoRoom."""
-        epoch = self._epochs.get(cell, -1) + 1
-        self._epochs[cell] = epoch
-        spec = self._make_spec(cell, epoch)
+        incarnation = self._incarnations.get(cell, -1) + 1
+        self._incarnations[cell] = incarnation
+        spec = self._make_spec(cell, incarnation)
         process = await self._launcher.launch(self.server(cell), spec)
-        live = LiveCell(spec, process, CellClient(process.address, spec.token))
+        live = LiveCell(spec, process, CellClient(process.address, spec.secret))
         self.cells[cell] = live
-        await self._gateway.add_server(self.server(cell), process.address.data, spec.token.encode())
+        await self._gateway.add_server(self.server(cell), process.address.data, spec.secret)
         live.watch = asyncio.create_task(self._watch(cell, live), name=f"watch cell {cell}")
 
     async def call(self, cell: int, operation: api.Operation, expected: type[Reply], timeout_s: float | None = None) -> Reply:
@@ -94,7 +94,7 @@ class Fleet:
         if self.cells.get(cell) is not live:
             return
         self._retired.append(self.cells.pop(cell).client)
-        log.error("cell_lost", extra={"cell": cell, "epoch": live.spec.epoch, "reason": reason})
+        log.error("cell_lost", extra={"cell": cell, "incarnation": live.spec.incarnation, "reason": reason})
         live.process.kill()
         if live.watch is not None and live.watch is not asyncio.current_task():
             live.watch.cancel()
@@ -109,9 +109,9 @@ class Fleet:
     async def tell_gateway(self) -> None:
         """Where all cells serve, after the gateway came back."""
         for cell, live in list(self.cells.items()):
-            await self._gateway.add_server(self.server(cell), live.client.address.data, live.spec.token.encode())
+            await self._gateway.add_server(self.server(cell), live.client.address.data, live.spec.secret)
 
-    async def ask_for_life(self, cells: Iterable[int]) -> list[api.HealthReport]:
+    async def ping(self, cells: Iterable[int]) -> list[api.HealthReport]:
         """What those of `cells` say that answer within the deadline of a heartbeat. The others are lost when this returns."""
         deadline_s = self._config.heartbeat_s * HEARTBEATS_PER_ANSWER
         asked = (self.call(cell, api.Health(), api.HealthReport, deadline_s) for cell in cells)
@@ -123,7 +123,7 @@ class Fleet:
 
     async def engine_stats(self) -> list[EngineStats]:
         """Of the present lives, at this moment."""
-        return [report.engine for report in await self.ask_for_life(list(self.cells))]
+        return [report.engine for report in await self.ping(list(self.cells))]
 
     async def stop(self) -> None:
         lives, self.cells = list(self.cells.values()), {}
@@ -132,7 +132,7 @@ class Fleet:
                 live.watch.cancel()
                 with suppress(asyncio.CancelledError):
                     await live.watch
-            await live.client.close()
+            live.client.close()
         for client in self._retired:
-            await client.close()
+            client.close()
         await asyncio.gather(*(live.process.stop() for live in lives))

@@ -77,7 +77,7 @@ class GatewayClient:
         deadline = clock() + self._timeout_s
         while True:
             try:
-                return await self._client.call(request, expected, max(ASK_AGAIN_S, deadline - clock()), "gateway: ")
+                return await self._client.call(request, expected, max(ASK_AGAIN_S, deadline - clock()), said_by="gateway: ")
             except Unreachable as error:
                 if clock() > deadline:
                     name = type(request).__name__

@@ -271,7 +271,7 @@ class Observer:
         for cell, live in fleet.cells.items():
             if live.health is not None:
                 self._work.observe(cell, "engine", live.health.engine.busy_s)
-                key = cell, live.spec.epoch
+                key = cell, live.spec.incarnation
                 self._recomputed_at_publish[key] = live.health.engine.tokens_recomputed_at_publish
         self.summary.tokens_recomputed_at_publish = self._recomputed_before[0] + sum(self._recomputed_at_publish.values())
 

@@ -162,11 +162,11 @@ class Steps:
                 if len(members) > 1:
                     await self._wait_connected()
                 async with self._collective:
-                    await self._on_all(members, api.Reduce(step, len(members)), api.Done)
+                    await self._on_all(members, api.Reduce(len(members)), api.Done)
                 return
             except (TrainerError, CellFailed) as error:
                 log.warning("reduce_failed", extra={"step": step, "attempt": attempt, "reason": str(error)})
-                await self._fleet.ask_for_life(members)
+                await self._fleet.ping(members)
                 missing = [cell for cell in members if cell not in self._fleet.cells]
                 if missing:
                     others = f", and cells {missing[1:]} with it" if missing[1:] else ""
@@ -186,7 +186,7 @@ class Steps:
     async def apply(self, step: int, num_executions: int) -> StepStats:
         """Optimizer, then a checkpoint when one is due; its step is in `checkpoint_step` afterwards."""
         poisoned = self.poisoned.pop(step, "")
-        answer = await self._fleet.call(CORE, api.Apply(step, 0 if poisoned else num_executions), api.Applied)
+        answer = await self._fleet.call(CORE, api.Apply(0 if poisoned else num_executions), api.Applied)
         return msgspec.structs.replace(answer.stats, reason=poisoned) if poisoned else answer.stats
 
     async def checkpoint(self, step: int, journal_position: int) -> None:

@@ -51,6 +51,7 @@ from qwengyre.transfer.shm import cleanup
 
 log = logging.getLogger(__name__)
 AUDIT_BATCH = 64
+SECRET_BYTES = 32
 
 
 class Journals(msgspec.Struct, frozen=True):
@@ -93,7 +94,7 @@ class Run:
         """As the cells see it, whatever folder they were started in."""
         self.recovered = recover(folder.controller_journal, prepared.scheduler)
         self.clock = RunClock(self.recovered.at)
-        self.token = secrets.token_hex(16)
+        self.secret = secrets.token_bytes(SECRET_BYTES)
         self.segments = segment_prefix(self.shared.path)
         self.observer = Observer(config, folder, screen, self.clock.now, self.recovered.tally)
 
@@ -196,14 +197,14 @@ class Run:
             gateway=self.config.gateway,
         )
 
-    def _cell_spec(self, cell: int, epoch: int) -> CellSpec:
+    def _cell_spec(self, cell: int, incarnation: int) -> CellSpec:
         config = self.config
         return CellSpec(
             cell=cell,
-            epoch=epoch,
+            incarnation=incarnation,
             model_dir=str(self.prepared.model_dir),
             segment_prefix=self.segments,
-            token=self.token,
+            secret=self.secret,
             threads=config.runtime.threads_per_cell,
             engine=config.engine,
             trainer=config.trainer,

@@ -30,7 +30,7 @@ from qwengyre.transfer.config import TransferConfig
 DEADLINE_S = 60.0
 
 
-def spec_in(folder: Path, *, cell: int = 0, epoch: int = 0, has_trainer: bool = True) -> CellSpec:
+def spec_in(folder: Path, *, cell: int = 0, incarnation: int = 0, has_trainer: bool = True) -> CellSpec:
     """A cell that needs no torch and comes up in a second."""
     (folder / "plan.json").write_bytes(msgspec.json.encode(PLAN))
     model = folder / "model"
@@ -38,10 +38,10 @@ def spec_in(folder: Path, *, cell: int = 0, epoch: int = 0, has_trainer: bool = 
         write_byte_tokenizer(model)
     return CellSpec(
         cell=cell,
-        epoch=epoch,
+        incarnation=incarnation,
         model_dir=str(model),
         segment_prefix=f"qg-launcher-{os.getpid()}",
-        token="secret",
+        secret=b"secret",
         threads=1,
         engine=EngineConfig(engine="paced", paced_plan=str(folder / "plan.json")),
         trainer=TrainerConfig(),
@@ -79,19 +79,21 @@ class LauncherContract:
 
         asyncio.run(main())
 
-    def test_a_launched_cell_answers_orders_for_its_epoch_only_and_serves_calls(self, tmp_path: Path):
+    def test_a_launched_cell_answers_requests_for_its_incarnation_only_and_serves_calls(self, tmp_path: Path):
         async def body(launcher: CellLauncher) -> None:
-            life = await launcher.launch("cell-1", spec_in(tmp_path, cell=1, epoch=4))
-            assert (life.address.cell, life.address.epoch) == (1, 4)
-            client = CellClient(life.address, "secret")
-            assert (await client.call(api.Health(), api.HealthReport, DEADLINE_S)).role == "rollout"
-            stale = CellClient(msgspec.structs.replace(life.address, epoch=3), "secret")
-            with pytest.raises(CellFailed, match="order for epoch 3, this process is epoch 4"):
+            life = await launcher.launch("cell-1", spec_in(tmp_path, cell=1, incarnation=4))
+            assert (life.address.cell, life.address.incarnation) == (1, 4)
+            client = CellClient(life.address, b"secret")
+            assert (await client.call(api.Health(), api.HealthReport, DEADLINE_S)).capacity.running == 0
+            stale = CellClient(msgspec.structs.replace(life.address, incarnation=3), b"secret")
+            with pytest.raises(CellFailed, match="a request for incarnation 3, and this process is incarnation 4"):
                 await stale.call(api.Health(), api.HealthReport, DEADLINE_S)
-            engine = RemoteEngine(life.address.data, token=b"secret")
+            engine = RemoteEngine(life.address.data, secret=b"secret")
             await engine.connect()
             assert engine.capacity().running == 0
-            for opened in (engine.close, client.close, stale.close, life.stop):
+            client.close()
+            stale.close()
+            for opened in (engine.close, life.stop):
                 await opened()
 
         self.run(tmp_path, body)
@@ -99,10 +101,10 @@ class LauncherContract:
     def test_a_standalone_engine_serves_and_refuses_to_train(self, tmp_path: Path):
         async def body(launcher: CellLauncher) -> None:
             life = await launcher.launch("standalone-0", spec_in(tmp_path, cell=3, has_trainer=False))
-            client = CellClient(life.address, "secret")
+            client = CellClient(life.address, b"secret")
             with pytest.raises(TrainerError, match="a standalone engine has no trainer"):
                 await client.call(api.EnterTraining(), api.Done, DEADLINE_S)
-            await client.close()
+            client.close()
             await life.stop()
 
         self.run(tmp_path, body)
@@ -149,9 +151,9 @@ class LauncherContract:
     def test_a_name_can_be_launched_again(self, tmp_path: Path):
         async def body(launcher: CellLauncher) -> None:
             lives: list[CellLife] = []
-            for epoch in range(2):
-                lives.append(await launcher.launch("cell-0", spec_in(tmp_path, epoch=epoch)))
-                assert lives[-1].address.epoch == epoch
+            for incarnation in range(2):
+                lives.append(await launcher.launch("cell-0", spec_in(tmp_path, incarnation=incarnation)))
+                assert lives[-1].address.incarnation == incarnation
                 lives[-1].kill()
                 await wait_gone(lives[-1].address.pid)
             assert lives[0].address.pid != lives[1].address.pid

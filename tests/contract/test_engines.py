@@ -49,10 +49,10 @@ class Bench:
         self._stack.push_async_callback(engine.close)
         if self.kind != "remote":
             return engine
-        server = EngineServer(engine, token=TOKEN)
+        server = EngineServer(engine, secret=TOKEN)
         address = await server.serve("tcp://127.0.0.1:0")
         self._stack.push_async_callback(server.close)
-        remote = RemoteEngine(address, token=TOKEN, deadline_s=30)
+        remote = RemoteEngine(address, secret=TOKEN, deadline_s=30)
         await remote.connect()
         self._stack.push_async_callback(remote.close)
         return remote

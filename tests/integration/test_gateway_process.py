@@ -101,7 +101,7 @@ async def running(folder: Path) -> AsyncIterator[Process]:
 
 @contextlib.asynccontextmanager
 async def serving(engine: ScriptedEngine, folder: Path) -> AsyncIterator[str]:
-    server = EngineServer(engine, token=TOKEN)
+    server = EngineServer(engine, secret=TOKEN)
     address = await server.serve(f"unix:{folder / 'e.sock'}")
     try:
         yield address

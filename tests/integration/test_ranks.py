@@ -46,7 +46,7 @@ def test_a_rank_of_another_machine_holds_its_shard_and_takes_the_cell_along(tmp_
 
     async def main() -> None:
         life, [rank] = await asyncio.gather(here.launch("cell-0", spec), join())
-        client = CellClient(life.address, spec.token)
+        client = CellClient(life.address, spec.secret)
         exposure = (await client.call(api.ExposeSnapshot(1, is_publish=False), api.Exposed, DEADLINE_S)).snapshot
         carrier = TcpCarrier()
         shards = [carrier.read(each) for each in (exposure, *exposure.others)]
@@ -57,6 +57,6 @@ def test_a_rank_of_another_machine_holds_its_shard_and_takes_the_cell_along(tmp_
         with pytest.raises(CellFailed):
             await client.call(api.BeginStep(0, snapshot=None), api.Done, DEADLINE_S)
         assert await life.wait_end() == f"its process ended with {RANK_LOST}"
-        await client.close()
+        client.close()
 
     asyncio.run(main())

@@ -22,7 +22,7 @@ from qwengyre.telemetry.log_lines import log_to
 def join(joining: Joining) -> tuple[Connection, RankSpec]:
     """Go to the cell; it answers with what this rank is to be."""
     host, _, port = joining.at.rpartition(":")
-    connection = Client((host, int(port)), authkey=joining.token.encode())
+    connection = Client((host, int(port)), authkey=joining.secret)
     connection.send(joining.rank)
     spec: RankSpec = connection.recv()
     Path(joining.ready_file).touch()

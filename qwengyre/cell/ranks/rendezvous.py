@@ -12,7 +12,7 @@ class Meeting(msgspec.Struct, frozen=True):
     """So many are processes of this machine, children of the cell; the others come to the address in `address_file`. 0: all."""
     address_file: str = ""
     """Written by the cell when it waits for ranks of other machines."""
-    token: str = ""
+    secret: bytes = b""
     """What those must know."""
 
 
@@ -22,7 +22,7 @@ class Joining(msgspec.Struct, frozen=True):
     rank: int
     at: str
     """`host:port` where the cell waits for its ranks."""
-    token: str
+    secret: bytes
     """The cell's: both sides prove that they know it before anything is exchanged."""
     host: str
     """Address of this machine: its shard is read there."""

@@ -156,7 +156,7 @@ def await_ranks(specs: Sequence[RankSpec], meeting: Meeting, host: str) -> list[
     if not specs:
         return []
     wanted = {spec.rank: spec for spec in specs}
-    with Listener((host, 0), backlog=len(specs), authkey=meeting.token.encode()) as listener:
+    with Listener((host, 0), backlog=len(specs), authkey=meeting.secret) as listener:
         announce(Path(meeting.address_file), f"{host}:{listener.address[1]}".encode())
         while missing := sorted(wanted.keys() - came.keys()):
             log.info("waits_for_ranks", extra={"missing": missing})

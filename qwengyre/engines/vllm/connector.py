@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from qwengyre.engines.vllm.ledger import BlockLedger, Scheduled
 from qwengyre.engines.vllm.staging import Staging
+from qwengyre.rpc.tether import end_with_parent
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
-
-PARENT_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class GyreConnector(KVConnectorBase_V1):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         if len(kv_cache_config.kv_cache_groups) > 1:
             raise ValueError("keys and values of models with several kinds of KV cache cannot be moved yet")
-        exit_with_parent()
+        end_with_parent(os.getppid())  # vLLM started this process, not `rpc`: a killed cell must not leave an engine behind
         self.block_size = vllm_config.cache_config.block_size
         self._requests: dict[str, Request] = {}
         self._admitted: set[str] = set()
@@ -189,15 +187,3 @@ def host_rows(cache: torch.Tensor) -> np.ndarray | None:
     # Not by `cache.numpy()`, after which torch would refuse to shrink the storage.
     content = (ctypes.c_uint8 * (cache.numel() * cache.element_size())).from_address(cache.data_ptr())
     return np.ctypeslib.as_array(content).reshape(len(cache), -1)
-
-
-def exit_with_parent() -> None:
-    """End this process when the one that started it is gone: a killed cell must not leave an engine behind."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_POLL_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()

@@ -36,10 +36,10 @@ def test_a_cell_whose_engine_ended_by_itself_is_not_well(tmp_path):
     engine = FakeEngine()
     spec = CellSpec(
         cell=1,
-        epoch=0,
+        incarnation=0,
         model_dir=str(tmp_path),
         segment_prefix=f"qg-test-{tmp_path.name}",
-        token="t",
+        secret=b"t",
         threads=1,
         engine=EngineConfig(),
         trainer=TrainerConfig(),
@@ -51,10 +51,10 @@ def test_a_cell_whose_engine_ended_by_itself_is_not_well(tmp_path):
     cell = Cell(spec, lambda *_: Stations(engine, NoTrainer(), lambda *_: SimpleNamespace(), dict))
 
     async def body():
-        assert (await cell.handle(api.Order(0, api.Health()))).engine == engine.now
+        assert (await cell.handle(api.CellRequest(0, api.Health()))).engine == engine.now
         engine.now = msgspec.structs.replace(engine.now, failure="its thread died")
         with pytest.raises(CellFailed, match="its thread died"):
-            await cell.handle(api.Order(0, api.Health()))
+            await cell.handle(api.CellRequest(0, api.Health()))
         await cell.close()
 
     asyncio.run(body())

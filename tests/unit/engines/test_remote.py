@@ -29,7 +29,7 @@ def request(name: str, max_tokens: int = 5) -> GenerateRequest:
 def serve(body: Callable[[ScriptedEngine, EngineServer, str], Awaitable[None]], address: str = "tcp://127.0.0.1:0") -> None:
     async def main() -> None:
         engine = ScriptedEngine(held=True)
-        server = EngineServer(engine, token=TOKEN)
+        server = EngineServer(engine, secret=TOKEN)
         try:
             await body(engine, server, await server.serve(address))
         finally:
@@ -46,14 +46,14 @@ async def tokens(engine: RemoteEngine, name: str, max_tokens: int = 5) -> list[i
 
 def test_without_the_token_there_is_no_service():
     async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
-        stranger = RemoteEngine(address, token=b"guess")
-        with pytest.raises(EngineUnavailable, match="token"):
+        stranger = RemoteEngine(address, secret=b"guess")
+        with pytest.raises(EngineUnavailable, match="secret"):
             await stranger.connect()
         assert engine.requests == []
 
     serve(body)
     with pytest.raises(ConfigError):
-        EngineServer(ScriptedEngine(), token=b"")
+        EngineServer(ScriptedEngine(), secret=b"")
 
 
 @pytest.mark.parametrize("sent", [LENGTH.pack(MAX_FRAME_BYTES + 1), LENGTH.pack(3) + b"abc", b"GET / HTTP/1.1\r\n\r\n"])
@@ -65,7 +65,7 @@ def test_bytes_that_are_no_frame_close_that_connection_alone(sent: bytes):
         assert await reader.read() == b""
         writer.close()
         await engine.grant("a", 5)
-        friend = RemoteEngine(address, token=TOKEN)
+        friend = RemoteEngine(address, secret=TOKEN)
         assert len(await tokens(friend, "a")) == 5
         await friend.close()
 
@@ -87,7 +87,7 @@ def test_an_order_before_the_hello_closes_the_connection():
 
 def test_a_lost_connection_ends_every_waiting_call_at_once_and_the_next_one_connects_again():
     async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
-        remote = RemoteEngine(address, token=TOKEN)
+        remote = RemoteEngine(address, secret=TOKEN)
         waiting = [asyncio.create_task(tokens(remote, f"held-{index}")) for index in range(5)]
         while len(engine.requests) < 5:
             await asyncio.sleep(0)
@@ -120,7 +120,7 @@ def test_a_silent_server_is_given_up():
 
         server = await asyncio.start_server(greet_and_fall_silent, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
-        remote = RemoteEngine(f"tcp://{host}:{port}", token=TOKEN, silence_deadline_s=0.05)
+        remote = RemoteEngine(f"tcp://{host}:{port}", secret=TOKEN, silence_deadline_s=0.05)
         with pytest.raises(EngineUnavailable, match="silent"):
             await tokens(remote, "a")
         server.close()
@@ -130,7 +130,7 @@ def test_a_silent_server_is_given_up():
 
 def test_an_operation_has_a_deadline():
     async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
-        remote = RemoteEngine(address, token=TOKEN, deadline_s=0.05)
+        remote = RemoteEngine(address, secret=TOKEN, deadline_s=0.05)
         await remote.connect()
 
         async def never(request_ids: list[str]) -> None:
@@ -147,7 +147,7 @@ def test_an_operation_has_a_deadline():
 def test_nobody_there_is_an_error_with_the_address():
     async def main() -> None:
         with pytest.raises(EngineUnavailable, match=r"tcp://127\.0\.0\.1:1"):
-            await RemoteEngine("tcp://127.0.0.1:1", token=TOKEN).connect()
+            await RemoteEngine("tcp://127.0.0.1:1", secret=TOKEN).connect()
 
     asyncio.run(main())
 
@@ -155,7 +155,7 @@ def test_nobody_there_is_an_error_with_the_address():
 def test_an_address_that_is_taken_is_a_config_error():
     async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
         with pytest.raises(ConfigError, match="cannot listen"):
-            await EngineServer(engine, token=TOKEN).serve(address)
+            await EngineServer(engine, secret=TOKEN).serve(address)
 
     serve(body)
 
@@ -166,7 +166,7 @@ def test_a_unix_socket_serves_its_owner_only(tmp_path: Path):
     async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
         assert path.stat().st_mode & 0o077 == 0
         await engine.grant("a", 5)
-        remote = RemoteEngine(address, token=TOKEN)
+        remote = RemoteEngine(address, secret=TOKEN)
         assert len(await tokens(remote, "a")) == 5
         await remote.close()
 
@@ -194,7 +194,7 @@ def raised_remotely(error: errors.QwenGyreError) -> errors.QwenGyreError:
             raise error
 
         engine.export_kv = refuse  # type: ignore[method-assign]
-        remote = RemoteEngine(address, token=TOKEN)
+        remote = RemoteEngine(address, secret=TOKEN)
         with pytest.raises(errors.QwenGyreError) as raised:
             await remote.export_kv(b"")
         caught.append(raised.value)

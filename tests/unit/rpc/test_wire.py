@@ -117,7 +117,7 @@ def test_a_refusal_arrives_as_the_error_it_is_and_the_connection_goes_on():
     async def body(server: Server, table: Table, address: str) -> None:
         client = Client(address, SECRET)
         with pytest.raises(CellFailed, match="Fail: cell 3: stalled") as raised:
-            await client.call(Fail(as_bug=False), Doubled, TIMEOUT_S, "Fail: ")
+            await client.call(Fail(as_bug=False), Doubled, TIMEOUT_S, said_by="Fail: ")
         assert raised.value.reason == "stalled"
         for request, words in ((Fail(as_bug=True), "Fail broke off: the log"), (Unknown(), "not a request that is known here")):
             with pytest.raises(WireError, match=words):

@@ -1,15 +1,69 @@
-"""Errors of a cell arrive as what they are: a cell that refuses is not a cell that failed."""
+"""Errors of a cell arrive as what they are: a cell that refuses is not a cell that failed. A cell that does not answer is."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
 import pytest
 
+from qwengyre.cell import api
 from qwengyre.cell.cell import CellAddress
-from qwengyre.core.errors import CellFailed, MembershipBroken, NonFiniteLoss, QwenGyreError, StaleRead
-from qwengyre.rpc.refusal import Refused, describe
+from qwengyre.core.errors import CellFailed, MembershipBroken, MessageTooLarge, NonFiniteLoss, QwenGyreError, StaleRead
+from qwengyre.rpc.frames import MAX_MESSAGE_BYTES
+from qwengyre.rpc.server import Server, Service
 from qwengyre.runtime.cell_client import CellClient
 
-CLIENT = CellClient(CellAddress(3, 0, "http://127.0.0.1:1", "tcp://127.0.0.1:1", 1), "token")
+SECRET = b"secret"
+TIMEOUT_S = 60.0
+
+
+class FakeCell:
+    """Answers what it is told to: raises an error, or replies."""
+
+    def __init__(self, answer: Exception | msgspec.Struct) -> None:
+        self.answer, self.asked = answer, []
+
+    async def handle(self, asked: api.CellRequest) -> msgspec.Struct:
+        self.asked.append(asked)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def with_cell(answer: Exception | msgspec.Struct, body: Callable[[CellClient, FakeCell], Awaitable[None]]) -> None:
+    async def main() -> None:
+        cell = FakeCell(answer)
+        server = Server(SECRET, lambda: Service({api.CellRequest: cell.handle}))
+        client = CellClient(CellAddress(3, 2, await server.listen("tcp://127.0.0.1:0"), "tcp://127.0.0.1:1", 1), SECRET)
+        try:
+            await body(client, cell)
+        finally:
+            client.close()
+            await server.close()
+
+    asyncio.run(main())
+
+
+def raised(answer: Exception | msgspec.Struct, timeout_s: float = TIMEOUT_S) -> QwenGyreError:
+    caught = []
+
+    async def body(client: CellClient, cell: FakeCell) -> None:
+        with pytest.raises(QwenGyreError) as error:
+            await client.call(api.Reduce(2), api.Done, timeout_s)
+        caught.append(error.value)
+
+    with_cell(answer, body)
+    return caught[0]
+
+
+def test_an_operation_carries_the_incarnation_and_has_its_reply():
+    async def body(client: CellClient, cell: FakeCell) -> None:
+        assert await client.call(api.Reduce(2), api.Done, TIMEOUT_S) == api.Done({"reduce": 1.0})
+        assert cell.asked == [api.CellRequest(2, api.Reduce(2))]
+
+    with_cell(api.Done({"reduce": 1.0}), body)
 
 
 REFUSED = [
@@ -21,17 +75,35 @@ REFUSED = [
 
 @pytest.mark.parametrize("error", REFUSED, ids=lambda error: type(error).__name__)
 def test_errors_keep_their_type_and_fields_and_say_who_had_them(error):
-    arrived = CLIENT._refusal("Compute", describe(error))
+    arrived = raised(error)
     assert type(arrived) is type(error) and vars(arrived) == vars(error)
-    assert str(arrived) == f"cell 3: Compute: {error}"
+    assert str(arrived) == f"cell 3: Reduce: {error}"
 
 
 def test_a_request_for_another_incarnation_is_a_failure_of_the_cell():
-    error = CLIENT._refusal("Reduce", describe(CellFailed(3, "order for epoch 1")))
-    assert isinstance(error, CellFailed)
-    assert (error.cell, error.reason) == (3, "order for epoch 1")
+    error = raised(CellFailed(3, "a request for incarnation 1"))
+    assert isinstance(error, CellFailed) and (error.cell, error.reason) == (3, "a request for incarnation 1")
 
 
-def test_an_error_that_this_side_does_not_have_is_not_a_failure_of_the_cell():
-    error = CLIENT._refusal("Reduce", Refused("SomethingElse", "odd"))
-    assert type(error) is QwenGyreError
+@pytest.mark.parametrize("answer", [KeyError("a bug"), api.Offered("not what was asked")], ids=["bug", "another reply"])
+def test_a_cell_that_breaks_over_a_request_has_failed(answer):
+    error = raised(answer)
+    assert type(error) is CellFailed and error.cell == 3 and "Reduce" in error.reason
+
+
+def test_a_cell_that_is_not_there_has_failed():
+    async def main() -> None:
+        client = CellClient(CellAddress(3, 0, "tcp://127.0.0.1:1", "tcp://127.0.0.1:1", 1), SECRET)
+        with pytest.raises(CellFailed, match="cell 3: Health: "):
+            await client.call(api.Health(), api.HealthReport, TIMEOUT_S)
+
+    asyncio.run(main())
+
+
+def test_a_request_that_no_wire_carries_is_not_the_cells_fault():
+    async def body(client: CellClient, cell: FakeCell) -> None:
+        with pytest.raises(MessageTooLarge):
+            await client.call(api.LoadCheckpoint("x" * MAX_MESSAGE_BYTES), api.Done, TIMEOUT_S)
+        assert cell.asked == []
+
+    with_cell(api.Done(), body)

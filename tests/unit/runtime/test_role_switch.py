@@ -66,7 +66,7 @@ def switch(station: Station, *operations: api.Operation) -> dict[str, float]:
         station.errors, phases_s = errors, {}
         try:
             for operation in operations:
-                phases_s |= (await cell.handle(api.Order(0, operation))).phases_s
+                phases_s |= (await cell.handle(api.CellRequest(0, operation))).phases_s
         finally:
             await cell.close()
         return phases_s
@@ -76,10 +76,10 @@ def switch(station: Station, *operations: api.Operation) -> dict[str, float]:
 
 SPEC = CellSpec(
     cell=2,
-    epoch=0,
+    incarnation=0,
     model_dir=str(Path("unused")),
     segment_prefix="qg-switch",
-    token="",
+    secret=b"",
     threads=1,
     engine=EngineConfig(),
     trainer=TrainerConfig(),

@@ -54,7 +54,7 @@ class FakeFleet:
         self.lose(cell)
         raise CellFailed(cell, reason)
 
-    async def ask_for_life(self, cells):
+    async def ping(self, cells):
         for cell in cells:
             if cell in self.silent:
                 self.lose(cell)
