@@ -51,9 +51,18 @@ class AnswerLog:
         self._marks: list[tuple[int, int]] = []
 
     @property
+    def has_stops(self) -> bool:
+        return self._stops is not None
+
+    @property
     def stop_string(self) -> str | None:
         """The stop string that ended the text."""
         return self._stops.found if self._stops else None
+
+    @property
+    def withholds(self) -> bool:
+        """Whether there is text that no client was shown because it began, or followed, a stop string."""
+        return self._stops is not None and (self._stops.found is not None or self._stops.holds)
 
     @property
     def has_tools(self) -> bool:
@@ -101,10 +110,11 @@ class AnswerLog:
         for delta in deltas:
             if stops.found is not None:
                 return
-            if not isinstance(delta, TextDelta):
-                self.deltas.append(delta)
-            elif text := stops.push(delta.text):
+            is_text = isinstance(delta, TextDelta)
+            if text := stops.push(delta.text) if is_text else stops.flush():
                 self.deltas.append(TextDelta(text=text))
+            if not is_text:  # the text before it has ended: what was held back did not become a stop string
+                self.deltas.append(delta)
 
     def _wake(self) -> None:
         for reader in self.readers:

@@ -20,10 +20,11 @@ from qwengyre.engines.api import Engine, GenerateRequest, Sampling, TokenChunk
 from qwengyre.gateway.answer_log import AnswerLog, Reader
 from qwengyre.gateway.call_tokens import CallTokens
 from qwengyre.gateway.protocol.deltas import Ending, EndReason, Usage
-from qwengyre.gateway.protocol.parse import Parser
 from qwengyre.gateway.protocol.request import ModelRequest
 from qwengyre.gateway.records import Ended, Sampled
+from qwengyre.gateway.rendering import Rendering
 from qwengyre.gateway.route import Route
+from qwengyre.gateway.seen import MakeParser, Seen, seen_at
 from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import GatewayStats
 
@@ -80,6 +81,7 @@ class Wiring(Protocol):
     """What a call needs of the gateway around it."""
 
     stats: GatewayStats
+    rendering: Rendering
     stop_token_ids: tuple[int, ...]
     max_hold_s: float
 
@@ -91,14 +93,15 @@ class Wiring(Protocol):
 
 
 class LiveCall:
-    def __init__(self, session: Session, request: ModelRequest, tokens: CallTokens, parser: Parser, wiring: Wiring):
+    def __init__(self, session: Session, request: ModelRequest, tokens: CallTokens, make_parser: MakeParser, wiring: Wiring):
         self.tokens, self.answer = tokens, AnswerLog(request.stops)
         self.state = CallState.HELD
         self.failure: QwenGyreError | None = None
         self.concluded = asyncio.Event()
         """The record is closed."""
         self.task: asyncio.Task[None] | None = None
-        self._session, self._request, self._parser, self._wiring = session, request, parser, wiring
+        self._session, self._request, self._wiring = session, request, wiring
+        self._make_parser, self._parser = make_parser, make_parser()
         self._parked = asyncio.Event()
         self._parked.set()
         self._why: Why | None = None
@@ -173,7 +176,8 @@ class LiveCall:
         reason: EndReason = "length" if self._reason == "length" else "stop"
         if reason == "stop" and self.answer.has_tools:
             reason = "tool_calls"
-        usage = Usage(prompt=self.num_prompt, completion=self.num_answer, cached=min(self._cached, self.num_prompt))
+        completion = self.num_answer if self.answer.stop_string is None else self._seen(len(self.answer.deltas)).num_tokens
+        usage = Usage(prompt=self.num_prompt, completion=completion, cached=min(self._cached, self.num_prompt))
         return Ending(reason=reason, usage=usage, stop_string=self.answer.stop_string)
 
     # --- running ---------------------------------------------------------------------------------------------------------
@@ -391,9 +395,9 @@ class LiveCall:
             self.task.cancel()
 
     def _close(self, reason: str, *, abandoned: bool, position: int, detail: str = "") -> None:
-        asked = self.tokens.asked
-        is_all = position >= len(self.answer.deltas)
-        num_seen = self.num_answer if is_all else self.answer.num_tokens(position)
+        asked, is_stopped = self.tokens.asked, self.answer.stop_string is not None
+        seen = self._seen(position)
+        before_stop = self._seen(len(self.answer.deltas)).num_tokens if is_stopped else self.num_answer
         ended = Ended(
             session=asked.session,
             call=asked.call,
@@ -405,11 +409,18 @@ class LiveCall:
             num_moves=self._num_moves,
             held_s=round(self._held_s, 3),
             detail=detail,
-            num_seen=num_seen,
+            num_seen=seen.num_tokens,
+            rest=seen.rest,
+            num_masked=self.num_answer - before_stop,
         )
         self._wiring.journal(ended)
         self.tokens.ended = ended
-        if num_seen:
-            self._session.learn(self.tokens, self.answer.said(position), num_seen)
+        if seen.num_tokens or seen.rest:
+            self._session.learn(self.tokens, self.answer.said(position), seen)
         self._wiring.stats.count_end(ended)
         self.concluded.set()
+
+    def _seen(self, position: int) -> Seen:
+        """What a client at `position` of the answer saw."""
+        ids = self._session.rows.answer_ids(self.tokens.asked.call)
+        return seen_at(self.answer, position, ids, self._make_parser, self._wiring.rendering.tokenizer.decode)

@@ -133,6 +133,7 @@ class CallRows:
     def events(self) -> list[CallEvent]:
         """The records of `trajectory.records`, call by call. A call without an end counts as abandoned."""
         events: list[CallEvent] = []
+        masked = self._num_masked()
         for call in self._calls:
             events.append(self._started(call))
             ends = [*(span.start for span in call.spans), call.num_sampled][1:]
@@ -147,8 +148,20 @@ class CallRows:
                         server=span.server,
                     )
                 )
-            events.append(self._finished(call))
+            events.append(self._finished(call, masked[call.asked.call]))
         return events
+
+    def _num_masked(self) -> list[int]:
+        """Own sampled tokens of every call after a stop string: what one that goes on with an abandoned call cannot hold is that
+        call's."""
+        masked = [call.ended.num_masked if call.ended is not None else 0 for call in self._calls]
+        for call in reversed(self._calls):
+            number, asked = call.asked.call, call.asked
+            over = max(0, masked[number] - call.num_sampled)
+            masked[number] -= over
+            if over and asked.first_index:
+                masked[asked.base] = max(masked[asked.base], over)
+        return masked
 
     def _started(self, call: CallTokens) -> CallStarted:
         asked = call.asked
@@ -165,7 +178,7 @@ class CallRows:
             at=asked.at,
         )
 
-    def _finished(self, call: CallTokens) -> CallFinished:
+    def _finished(self, call: CallTokens, num_masked: int) -> CallFinished:
         ended = call.ended
         if ended is None:
             return CallFinished(
@@ -181,6 +194,7 @@ class CallRows:
             num_moves=ended.num_moves,
             held_s=ended.held_s,
             detail=ended.detail,
+            num_masked=num_masked,
         )
 
 

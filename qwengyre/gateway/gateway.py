@@ -14,13 +14,16 @@ from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import Engine
 from qwengyre.gateway.answer_log import AnswerLog, Reader
 from qwengyre.gateway.call import LiveCall
+from qwengyre.gateway.call_tokens import CallTokens
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.hints import HintReader
 from qwengyre.gateway.keys import Keys, derive, fingerprint
+from qwengyre.gateway.protocol.deltas import TextDelta
 from qwengyre.gateway.protocol.request import InvalidRequest, ModelRequest
 from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
 from qwengyre.gateway.rendering import TAIL_TOKENS, Rendering
 from qwengyre.gateway.route import Route
+from qwengyre.gateway.seen import MakeParser, Seen, seen_at
 from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import GatewayStats
 from qwengyre.journal import Journal, read
@@ -269,13 +272,15 @@ class Gateway:
     def _start(self, execution: Execution, request: ModelRequest, asked: Asked) -> LiveCall:
         session = execution.session
         tokens = session.rows[asked.call]
-        num_prompt = tokens.num_prompt - asked.first_index
-        tail = session.rows.row(asked.call, num_prompt)[-TAIL_TOKENS:].tolist()
-        parser = self.rendering.parser(lambda index: session.tool_use_id(asked, index), tail, request.tools.specs)
-        live = LiveCall(session, request, tokens, parser, self)
+        live = LiveCall(session, request, tokens, self._make_parser(session, asked, request.tools.specs), self)
         execution.live[asked.call] = live
         live.task = self._tasks.create_task(self._run(execution, live))
         return live
+
+    def _make_parser(self, session: Session, asked: Asked, tools: Sequence[dict]) -> MakeParser:
+        num_prompt = session.rows[asked.call].num_prompt - asked.first_index
+        tail = session.rows.row(asked.call, num_prompt)[-TAIL_TOKENS:].tolist()
+        return lambda: self.rendering.parser(lambda index: session.tool_use_id(asked, index), tail, tools)
 
     async def _run(self, execution: Execution, live: LiveCall) -> None:
         try:
@@ -360,20 +365,20 @@ class Gateway:
         """What a client was answered before a restart, parsed again from the tokens it saw."""
         tokens = session.rows[ended.call]
         ids = session.rows.answer_ids(ended.call)[: ended.num_seen]
-        if not ids:
+        if not ids and not ended.rest:
             return
         asked = tokens.asked
-        tail = session.rows.row(ended.call, tokens.num_prompt - asked.first_index)[-TAIL_TOKENS:].tolist()
-        parser = self.rendering.parser(lambda index: session.tool_use_id(asked, index), tail, ())
-        answer = AnswerLog(asked.stops)
+        parser = self._make_parser(session, asked, ())()
+        answer = AnswerLog(())
         answer.add(parser.feed(ids), len(ids))
-        if not ended.abandoned:
-            answer.close(parser.finish(), len(ids))
-        session.learn(tokens, answer.said(len(answer.deltas)), ended.num_seen)
+        if asked.stops or not ended.abandoned:
+            answer.close([*parser.finish(), *([TextDelta(text=ended.rest)] if ended.rest else ())], len(ids))
+        session.learn(tokens, answer.said(len(answer.deltas)), Seen(ended.num_seen, ended.rest))
 
     def _abandon_unfinished(self, session: Session) -> None:
         for tokens in session.rows:
             if tokens.ended is None:
+                seen, num_masked = self._seen_unfinished(session, tokens)
                 ended = Ended(
                     session=session.opened.session,
                     call=tokens.asked.call,
@@ -385,11 +390,23 @@ class Gateway:
                     num_moves=0,
                     held_s=0.0,
                     detail="the gateway was stopped",
-                    num_seen=tokens.asked.first_index + tokens.num_sampled,
+                    num_seen=seen.num_tokens,
+                    rest=seen.rest,
+                    num_masked=num_masked,
                 )
                 self.journal(ended)
                 tokens.ended = ended
                 self._relearn(session, ended)
+
+    def _seen_unfinished(self, session: Session, tokens: CallTokens) -> tuple[Seen, int]:
+        """What a client may have seen of an answer that was running, and how many tokens came after its stop string."""
+        ids = session.rows.answer_ids(tokens.asked.call)
+        make_parser, answer = self._make_parser(session, tokens.asked, ()), AnswerLog(tokens.asked.stops)
+        if not answer.has_stops:
+            return Seen(len(ids)), 0
+        answer.add(make_parser().feed(ids), len(ids))
+        seen = seen_at(answer, len(answer.deltas), ids, make_parser, self.rendering.tokenizer.decode)
+        return seen, len(ids) - seen.num_tokens if answer.stop_string is not None else 0
 
 
 async def _abort(engine: Engine, request_id: str) -> None:

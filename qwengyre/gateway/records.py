@@ -73,7 +73,11 @@ class Ended(msgspec.Struct, frozen=True, tag="e", array_like=True):
     held_s: float
     detail: str
     num_seen: int
-    """Tokens of the whole answer that the client was shown."""
+    """Tokens of the whole answer that the client was shown, and that a later context goes on after."""
+    rest: str = ""
+    """What the client was shown after these: the part of a token that a stop string cut in two."""
+    num_masked: int = 0
+    """Last tokens of the whole answer that came with or after its stop string."""
 
 
 GatewayRecord = Opened | Closed | Asked | Sampled | Ended

@@ -17,6 +17,7 @@ from qwengyre.gateway.protocol.deltas import AnswerSoFar
 from qwengyre.gateway.protocol.request import InvalidRequest, ItemCache, ModelRequest
 from qwengyre.gateway.records import Asked, Opened
 from qwengyre.gateway.rendering import How, Rendering
+from qwengyre.gateway.seen import Seen
 from qwengyre.trajectory.match import Answer, ContextIndex, Match, ToolUse, Turn, digest
 from qwengyre.trajectory.records import BranchCause
 
@@ -131,8 +132,8 @@ class Session:
         room = self.opened.max_context_tokens - (call.num_prompt - asked.first_index)
         return max(0, min(limit, room) - asked.first_index - call.num_sampled)
 
-    def learn(self, call: CallTokens, said: AnswerSoFar, num_seen: int) -> None:
-        """Remember an answer as far as the client saw it: `num_seen` tokens, which read as `said`."""
+    def learn(self, call: CallTokens, said: AnswerSoFar, seen: Seen) -> None:
+        """Remember an answer as far as the client saw it: `seen`, which reads as `said`."""
         turn = said.turn()
         for use in turn.tool_uses:
             self.issued[use.id] = use
@@ -141,7 +142,8 @@ class Session:
             call=call.id,
             turn=turn,
             reasoning_digest=digest(reasoning.encode("utf-8", "surrogatepass")) if reasoning else None,
-            num_sampled=num_seen,
+            num_sampled=seen.num_tokens,
+            rest=seen.rest,
         )
         self.index.answer(call.asked.key, answer, self.issued)
         self.answers[call.id] = GivenAnswer.of(turn)
@@ -209,14 +211,17 @@ class Session:
         call = self.rows[base]
         num_answer = answer.num_sampled
         row_T = self.rows.row(base, call.num_prompt - call.asked.first_index + num_answer)
-        rendered = self._rendering.extend(row_T, num_answer, turns, matched.num_turns, request.tools.specs)
+        rest_T = np.asarray(self._rendering.tokenizer.encode(answer.rest) if answer.rest else (), TOKEN)
+        seen_T = np.concatenate([row_T, rest_T])
+        rendered = self._rendering.extend(seen_T, num_answer + len(rest_T), turns, matched.num_turns, request.tools.specs)
         if rendered.how is How.RENDERED:
             shared = common_prefix(row_T, rendered.new_T)
             has_answers = any(turn.role == "assistant" for turn in turns[matched.num_turns :])
             cause = BranchCause.DIVERGES if has_answers else BranchCause.RERENDERED
             return base, shared, rendered.new_T[shared:], cause, True
         cause = BranchCause.EXTENDS if rendered.how is How.BRIDGED else BranchCause.DIVERGES
-        return base, rendered.keep, rendered.new_T, cause, False
+        keep = min(rendered.keep, len(row_T))
+        return base, keep, np.concatenate([seen_T[keep : rendered.keep], rendered.new_T]), cause, False
 
     def _beside(self, matched: Match, turns: Sequence[Turn], new_T: np.ndarray) -> tuple[int, int, BranchCause]:
         """A context without a recorded answer: it may still begin like another one, beyond the system prompt."""

@@ -29,6 +29,7 @@ def call_events(
     reason: str = "stop",
     cause: BranchCause | None = None,
     chunk: int = 0,
+    num_masked: int = 0,
 ) -> list[CallEvent]:
     """The events of one call of execution `e000000-0`, in order. `chunk` tokens an event, 0 for all in one.
 
@@ -61,6 +62,12 @@ def call_events(
         for first in range(0, len(sampled), step)
     ]
     finish = CallFinished(
-        call=CallId(call), reason=reason, num_sampled=len(sampled), cached_tokens=0, abandoned=abandoned, at=at + 0.5
+        call=CallId(call),
+        reason=reason,
+        num_sampled=len(sampled),
+        cached_tokens=0,
+        abandoned=abandoned,
+        at=at + 0.5,
+        num_masked=num_masked,
     )
     return [start, *tokens, finish]

@@ -20,6 +20,7 @@ class RandomCall(msgspec.Struct, frozen=True):
     sampled: list[int]
     answered: bool
     trainable: bool
+    num_masked: int
     events: list[CallEvent]
 
     @property
@@ -45,6 +46,7 @@ def random_execution(
         prompt = (base.row[:shared] if base else []) + words
         by_base = base is not None and rng.random() < 0.8
         answered, trainable = bool(rng.random() < 0.85), bool(rng.random() < 0.9)
+        num_masked = int(rng.integers(len(sampled) + 1)) if rng.random() < 0.2 else 0
         hints = AGENTS[int(rng.random() < 0.3)] if index == 0 or rng.random() < 0.9 else TITLE
         call = f"{execution}/c{index}"
         events = call_events(
@@ -60,8 +62,9 @@ def random_execution(
             abandoned=not answered,
             cause=BranchCause(kind),
             chunk=int(rng.integers(3)),
+            num_masked=num_masked,
         )
-        calls.append(RandomCall(call, prompt, sampled, answered, trainable, events))
+        calls.append(RandomCall(call, prompt, sampled, answered, trainable, num_masked, events))
     return calls
 
 
@@ -77,4 +80,5 @@ def _num_shared(kind: str, base: RandomCall | None, rng: np.random.Generator) ->
         return 0
     if kind == "retry":
         return len(base.prompt)
-    return len(base.row) if kind == "extends" else int(rng.integers(len(base.row) + 1))
+    seen = len(base.row) - base.num_masked
+    return seen if kind == "extends" else int(rng.integers(seen + 1))

@@ -57,6 +57,8 @@ class RecordedCall:
             raise CallOutOfOrder(self.call, "finished twice")
         if event.num_sampled != self.num_sampled:
             raise CallOutOfOrder(self.call, f"finished with {event.num_sampled} tokens, but {self.num_sampled} were recorded")
+        if not 0 <= event.num_masked <= self.num_sampled:
+            raise CallOutOfOrder(self.call, f"{event.num_masked} tokens after its stop string, but it has {self.num_sampled}")
         self.finished = event
 
     @property
@@ -66,6 +68,11 @@ class RecordedCall:
     @property
     def num_sampled(self) -> int:
         return len(self._sampled) // TOKEN.itemsize
+
+    @property
+    def num_masked(self) -> int:
+        """Last sampled tokens that came with or after a stop string."""
+        return self.finished.num_masked if self.finished is not None else 0
 
     @property
     def num_own(self) -> int:

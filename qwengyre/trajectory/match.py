@@ -118,6 +118,8 @@ class Answer(msgspec.Struct, frozen=True):
     reasoning_digest: bytes | None
     num_sampled: int
     """Sampled tokens that the client has seen in full; fewer than all when the answer was cut."""
+    rest: str = ""
+    """Text that the client saw after them: the beginning of a token that a stop string cut in two."""
 
 
 class Match(msgspec.Struct, frozen=True):

@@ -9,7 +9,8 @@ What agrees:
 * a context token with the sampled token that the record holds at that place: the harness sent back what was sampled, so it
   is the same token in the same context, and it stays sampled (with several candidates, the longest agreement wins, and an answer
   the client never got must be sent back whole to be recognized);
-* never the samples of two calls, even if equal: they are two draws, and each is trained once.
+* never the samples of two calls, even if equal: they are two draws, and each is trained once;
+* never what was sampled after a stop string: no harness saw it, so a context that reads the same is the harness's own.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from qwengyre.trajectory.calls import RecordedCall
 class Strand:
     """The own tokens of one call and where other strands leave them. `offset` counts own tokens, 1 .. num_own."""
 
-    __slots__ = ("attached", "call", "extended_to", "order", "own_ids", "sampled_from")
+    __slots__ = ("attached", "call", "extended_to", "masked_from", "order", "own_ids", "sampled_from")
 
     def __init__(self, call: RecordedCall):
         self.call = call
         self.order = call.order
         self.own_ids = call.own_ids
         self.sampled_from = call.num_context
+        self.masked_from = len(self.own_ids) - call.num_masked
         self.attached: dict[int, list[Strand]] = {}
         self.extended_to = 0
         """Own tokens up to which another call's row goes on: an unanswered call is trained that far."""
@@ -48,14 +50,18 @@ class Cursor(NamedTuple):
         return self.offset >= self.strand.sampled_from
 
     @property
+    def is_at_masked(self) -> bool:
+        return self.offset >= self.strand.masked_from
+
+    @property
     def is_at_end(self) -> bool:
         return self.offset >= len(self.strand)
 
     def tokens_to_event(self) -> int:
-        """Tokens until this strand ends, begins to be sampled, or another strand is attached."""
+        """Tokens until this strand ends, begins to be sampled or masked, or another strand is attached."""
         strand, offset = self.strand, self.offset
-        stop = len(strand) if offset >= strand.sampled_from else strand.sampled_from
-        return min([stop, *(at for at in strand.attached if at > offset)]) - offset
+        stops = (strand.sampled_from, strand.masked_from, len(strand), *strand.attached)
+        return min(at for at in stops if at > offset) - offset
 
 
 class Piece(NamedTuple):
@@ -174,7 +180,7 @@ def _partition(cursors: list[Cursor]) -> list[list[Cursor]]:
 
 def _agreement(context: Cursor, sampled: Cursor) -> int:
     """Tokens of the sampled answer that `context` sends back; 0 if it is no proof that it does."""
-    left = len(sampled.strand) - sampled.offset
+    left = max(0, sampled.strand.masked_from - sampled.offset)
     length = _num_equal([context], sampled, min(left, len(context.strand) - context.offset))
     return length if sampled.strand.call.is_answered or length == left else 0
 

@@ -89,6 +89,8 @@ class CallFinished(msgspec.Struct, frozen=True, tag=True):
     num_moves: int = 0
     held_s: float = 0.0
     detail: str = ""
+    num_masked: int = 0
+    """Last sampled tokens that the harness never saw because a stop string came before them: never trained, never context."""
 
 
 CallEvent = CallStarted | TokensSampled | CallFinished

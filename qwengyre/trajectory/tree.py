@@ -34,7 +34,7 @@ class Span(msgspec.Struct, frozen=True):
     first_sampled: int
     """Index of the first of them among the call's sampled tokens; -1 for context."""
     trainable: bool
-    """Sampled, at T > 0 and without grammar, and the client got the answer or went on from it."""
+    """Sampled, at T > 0 and without grammar, before any stop string, and the client got the answer or went on from it."""
 
     @property
     def num_tokens(self) -> int:
@@ -211,7 +211,8 @@ def _spans(run: Run) -> list[Span]:
     start = 0
     for strand, first, num_tokens in run.pieces:
         call, is_sampled = strand.call, first >= strand.sampled_from
-        may_train = is_sampled and call.started.trainable and call.started.temperature > 0
+        is_seen = is_sampled and first + num_tokens <= strand.masked_from
+        may_train = is_seen and call.started.trainable and call.started.temperature > 0
         trainable = may_train and (call.is_answered or first + num_tokens <= strand.extended_to)
         first_sampled = first - strand.sampled_from if is_sampled else -1
         last = spans[-1] if spans else None

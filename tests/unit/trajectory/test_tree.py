@@ -233,3 +233,24 @@ class TestContradictions:
         )
         with pytest.raises(CallOutOfOrder):
             tree.validate()
+
+
+def test_what_was_sampled_after_a_stop_string_is_recorded_but_neither_trained_nor_gone_on_from():
+    """The harness says the same words itself, as a ReAct harness says "Observation:": those are its own."""
+    calls = (
+        call_events("e/c0", [1, 2], [10, 11, 20, 21], at=0, num_masked=2),
+        call_events("e/c1", [20, 21, 5], [12], base="e/c0", base_tokens=4, at=1),
+        call_events("e/c2", [1, 2, 10, 11, 20, 21, 5, 12, 6], [13], at=2),
+    )
+    for order in itertools.permutations(calls):
+        tree = build(*order)
+        assert sorted(trainable(tree)) == [10, 11, 12, 13]
+        assert tree.token_ids_T(tree.row("e/c0")).tolist() == [1, 2, 10, 11, 20, 21]
+        assert tree.token_ids_T(tree.row("e/c2")).tolist() == [1, 2, 10, 11, 20, 21, 5, 12, 6, 13]
+        after = [span for part in tree.row("e/c2")[1:] for span in tree.nodes[part.node].spans]
+        assert "e/c0" not in {span.call for span in after}
+
+
+def test_a_call_cannot_mask_more_than_it_sampled():
+    with pytest.raises(CallOutOfOrder, match="3 tokens after its stop string"):
+        build(call_events("e/c0", [1], [10, 11], num_masked=3))
