@@ -270,7 +270,7 @@ def outcome_rows(summary: Summary) -> list[tuple[str, str]]:
     return [
         ("held-out score", _change(summary.score_before, summary.score_after)),
         ("held-out score, greedy", _change(summary.greedy_before, summary.greedy_after)),
-        ("steps", f"{summary.steps} in {summary.minutes:.1f} minutes"),
+        ("steps", f"{summary.steps} in {summary.minutes:.1f} minutes{_untrained(summary)}"),
         ("executions", f"{summary.executions_finished} finished, {summary.executions_lost} lost and dispatched again"),
         ("role switches", f"{summary.switches_to_training} to training, {summary.switches_to_rollout} to rollout"),
         (
@@ -288,6 +288,10 @@ def outcome_rows(summary: Summary) -> list[tuple[str, str]]:
         ("idle share of cells", f"{summary.idle_share:.0%}"),
         ("peak memory, all processes", f"{summary.peak_rss_gb:.2f} GB"),
     ]
+
+
+def _untrained(summary: Summary) -> str:
+    return f", {summary.steps_that_taught_nothing} of them taught nothing" if summary.steps_that_taught_nothing else ""
 
 
 def _change(before: float | None, after: float | None) -> str:

@@ -16,6 +16,7 @@ from qwengyre.dashboard.page import page, pairs, section, stacked, standalone, t
 from qwengyre.dashboard.series import RunSeries, run_series
 from qwengyre.dashboard.view import clock
 from qwengyre.telemetry.folder import RunFolder
+from qwengyre.telemetry.learning import note_of_all
 
 STEP_COLUMNS = (
     ("step", "step", "d"),
@@ -62,6 +63,7 @@ def report_html(run: RunSeries, *, refresh_s: int | None = None) -> str:
     body = [
         f"<h1>{escape(run.label)}</h1><div class='sub'>{escape(_subtitle(run))}</div>",
         tiles(_tiles(run)),
+        *_warnings(run),
         section(
             "Reward by step",
             "Mean reward of each step's executions, and of held-out tasks before, during and after.",
@@ -134,6 +136,11 @@ def _tiles(run: RunSeries) -> list[tuple[str, str, str]]:
         ("Joins in mid-step", str(summary.joins_mid_step), f"idle share {summary.idle_share:.0%}"),
         ("Peak memory", f"{summary.peak_rss_gb:.1f} GB", "all processes, PSS"),
     ]
+
+
+def _warnings(run: RunSeries) -> list[str]:
+    note = note_of_all(run.steps)
+    return [section("Steps that taught nothing", f"{note[0].upper()}{note[1:]}.")] if note else []
 
 
 def _resumes(run: RunSeries) -> list[tuple[str, str]]:

@@ -135,6 +135,15 @@ def _check_objective(config: RunConfig) -> None:
         )
 
 
+def _check_group_size(config: RunConfig) -> None:
+    """An execution is compared with the others of its group."""
+    if config.scheduler.executions_per_group < 2:
+        raise ConfigError(
+            "an execution is compared with the others of its group, so that alone it teaches nothing: set at least 2, 8 is usual",
+            key="scheduler.executions_per_group",
+        )
+
+
 def _check_ranks(config: RunConfig) -> None:
     """What would have no effect, and would be looked for in vain."""
     if config.engine.engine == "paced" and config.trainer.ranks > 1:
@@ -163,6 +172,7 @@ CHECKS: Final[tuple[Callable[[RunConfig], None], ...]] = (
     _check_what_is_decided_elsewhere,
     _check_lengths,
     _check_objective,
+    _check_group_size,
     _check_ranks,
     _check_packages,
     _check_rules,

@@ -22,6 +22,7 @@ from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.telemetry import records as metric
 from qwengyre.telemetry.folder import RunFolder
+from qwengyre.telemetry.learning import Cause, cause_of, note_of, note_of_all
 from qwengyre.telemetry.meters import MemoryMeter, WorkMeter
 from qwengyre.telemetry.metrics import Metrics, read_metrics
 from qwengyre.telemetry.summary import Summary, read_summary, write_summary
@@ -61,6 +62,8 @@ class Observer:
         self._busy_before = (1.0 - self.summary.idle_share) * self.summary.minutes * 60 * num_serving(config)
         self.doing = "starting"
         self._steps = StepHistory()
+        self._told: set[Cause] = set()
+        """Why steps trained nothing, as far as this life has said it."""
         for record in read_metrics(folder.metrics):
             if isinstance(record, metric.StepFinished):
                 self._steps.add(record)
@@ -166,7 +169,8 @@ class Observer:
         staleness = [group.staleness for group in taken]
         whole = total_of(f"step {step}", computed)
         tokens = max(1, whole.tokens_trained)
-        rewards = [one.outcome.score for one in done if one.outcome.validity is not Validity.DROPPED]
+        counted = [one for one in done if one.outcome.validity is not Validity.DROPPED]
+        rewards = [one.outcome.score for one in counted]
         self._work.add(0, applied.seconds)
         finished = metric.StepFinished(
             now,
@@ -196,15 +200,30 @@ class Observer:
             clip_scale=applied.clip_scale,
             learning_rate=applied.learning_rate,
             update_norm=applied.update_norm,
+            num_mixed_groups=num_mixed_groups(counted),
+            num_scored=sum(one.outcome.validity is Validity.VALID for one in done),
+            num_dropped=len(done) - len(counted),
+            num_calls=sum(one.counts.calls for one in done),
         )
         self._steps.add(finished)
         self.metrics.record(finished)
         if not applied.applied:
             self.say(f"step {step + 1} was not applied: {applied.reason}")
+        self._tell_whether_it_learns(finished)
         self.summary.steps = step + 1
         self.summary.staleness_mean, self.summary.staleness_max = self._steps.staleness_mean, self._steps.staleness_max
         self.summary.clip_fraction = self._steps.clip_fraction
         self.write_summary()
+
+    def _tell_whether_it_learns(self, finished: metric.StepFinished) -> None:
+        """As soon as a step trained nothing, for each cause once; the summary and the report have all steps."""
+        cause = cause_of(finished)
+        if cause is not None and cause not in self._told:
+            self._told.add(cause)
+            self.say(note_of(finished))
+        steps = self._steps.all
+        self.summary.steps_that_taught_nothing = sum(cause_of(step) is not None for step in steps)
+        self.summary.note = note_of_all(steps)
 
     def see_switch(self, cell: int, seconds: float) -> None:
         self._work.add(cell, seconds)
@@ -330,6 +349,14 @@ COUNTS = (
 def num_serving(config: RunConfig) -> int:
     """Cells and standalone engines: whose time may be idle."""
     return config.scheduler.num_cells + config.scheduler.num_standalone
+
+
+def num_mixed_groups(done: Iterable[ExecutionDone]) -> int:
+    """Groups in which not all scores are equal."""
+    scores: dict[GroupId, set[float]] = {}
+    for one in done:
+        scores.setdefault(one.group, set()).add(one.outcome.score)
+    return sum(len(found) > 1 for found in scores.values())
 
 
 def mean(values: Sequence[float]) -> float:

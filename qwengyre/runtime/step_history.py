@@ -20,6 +20,10 @@ class StepHistory:
         self._steps = [step for step in self._steps if step.step < finished.step] + [finished]
 
     @property
+    def all(self) -> tuple[StepFinished, ...]:
+        return tuple(self._steps)
+
+    @property
     def rewards(self) -> tuple[float, ...]:
         return tuple(step.reward_mean for step in self._steps)
 

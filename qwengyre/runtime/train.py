@@ -295,6 +295,8 @@ class Run:
     def _report(self) -> None:
         write_report(self.folder)
         self.screen.console.print(outcome_table(self.observer.summary))
+        if self.observer.summary.note:
+            self.screen.console.print(f"note: {self.observer.summary.note}", markup=False, highlight=False, soft_wrap=True)
         self.screen.console.print(f"report: {self.folder.report}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -105,6 +105,14 @@ class StepFinished(Metric, frozen=True, tag=True):
     learning_rate: Number = None
     update_norm: Number = None
     """L2 of what the step changed in the weights; 0 when nothing was applied."""
+    num_mixed_groups: int | None = None
+    """Groups whose executions did not all score the same: the others have nothing to learn from. None in old records."""
+    num_scored: int = 0
+    """Executions that were scored, 0 included."""
+    num_dropped: int = 0
+    """Executions that count nowhere: they ran into the overall timeout, or could not be scored."""
+    num_calls: int = 0
+    """Model calls of the step's executions."""
 
 
 class EvaluationFinished(Metric, frozen=True, tag=True):
@@ -189,6 +197,7 @@ CURVES: Final[dict[type, tuple[str, str, tuple[str, ...]]]] = {
             "tokens_trained",
             "deduplication",
             "joins_mid_step",
+            "num_mixed_groups",
             "seconds",
         ),
     ),

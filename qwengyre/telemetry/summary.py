@@ -35,6 +35,10 @@ class Summary(msgspec.Struct, kw_only=True):
     """Prefix tokens that a destination computed again: 0 when every move brought its KV."""
     tokens_recomputed_at_publish: int = 0
     """Tokens of running calls whose KV was computed again under new weights."""
+    steps_that_taught_nothing: int = 0
+    """Steps from which the policy learned nothing: all scores of every group were equal, or all was clipped, or nothing was applied."""
+    note: str = ""
+    """Why, and what to look at. Empty when it learned from every step."""
     clip_fraction: float = 0.0
     """Share of trained trajectories whose gradient the objective clipped away, over the run."""
     joins_mid_step: int = 0

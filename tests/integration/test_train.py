@@ -58,6 +58,17 @@ def exported(folder: RunFolder, out: Path) -> Path:
     return out
 
 
+def test_a_run_that_learns_nothing_says_so(tmp_path: Path):
+    kit = RunKit(tmp_path, steps=2)
+    for test in (tmp_path / "train").glob("*/tests/test.sh"):
+        test.write_text("echo 0 > $VERIFIER_DIR/reward.txt\n")
+    folder = kit.run("--set", "evaluation.at_end=false")
+    assert summary(folder).steps_that_taught_nothing == 2
+    assert "step 1 taught the policy nothing: every execution scored 0. Look at" in kit.output(whole=True)
+    assert "note: no step taught the policy anything: every execution scored 0." in kit.output()
+    assert "No step taught the policy anything" in folder.report.read_text()
+
+
 def test_cells_of_two_ranks_train_together(tmp_path: Path):
     """Sharded inside the cells, summed shard by shard between them, whole again where others read it."""
     all_train = ("--set", "scheduler.num_cells=2", "--set", "scheduler.policy=colocate")

@@ -63,6 +63,7 @@ def test_all_mistakes_are_told_at_once(kit: RunKit, tmp_path: Path):
         ("policy.model={kit}/no-weights", "has no model.safetensors: its weights must be there as safetensors"),
         ("policy.model={kit}/half-a-tokenizer", "tokenizer.json: this file of policy.model cannot be read"),
         ("policy.cache={kit}/run.toml", ""),
+        ("scheduler.executions_per_group=1", "scheduler.executions_per_group: an execution is compared"),
         ("ray.ranks_per_node=1", "ray.ranks_per_node: only the launcher"),
         ("trainer.kl_coefficient=0.01", "trajectory.keep_zero_advantage: executions of advantage 0 have a KL term"),
     ],

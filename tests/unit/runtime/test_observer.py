@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from types import SimpleNamespace
 
+from rich.console import Console
+
+from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.dashboard.live import Screen
+from qwengyre.dashboard.report import report_html
+from qwengyre.dashboard.series import run_series
 from qwengyre.runtime.observer import Observer
+from qwengyre.runtime.records import CallCounts, ExecutionDone
 from qwengyre.runtime.tally import Tally
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.metrics import read_metrics
 from qwengyre.telemetry.records import StepFinished
+from qwengyre.telemetry.summary import read_summary
 from qwengyre.trainer.records import MicroStepStats, StepStats
 
 
@@ -18,11 +26,14 @@ def computed(micro_step: str, **numbers: float) -> MicroStepStats:
     return MicroStepStats(**(dict.fromkeys(MicroStepStats.__struct_fields__, 0) | numbers | {"micro_step": micro_step}))
 
 
-def step_of(folder: RunFolder, *parts: MicroStepStats) -> StepFinished:
+def observer_of(folder: RunFolder, screen: Screen | None = None) -> Observer:
     config = SimpleNamespace(scheduler=SimpleNamespace(num_cells=1, num_standalone=0))
-    observer = Observer(config, folder, Screen(), lambda: 8.0, Tally())
-    applied = StepStats(
-        step=0,
+    return Observer(config, folder, screen or Screen(), lambda: 8.0, Tally())
+
+
+def applied(step: int) -> StepStats:
+    return StepStats(
+        step=step,
         applied=True,
         reason="",
         num_executions=4,
@@ -32,7 +43,10 @@ def step_of(folder: RunFolder, *parts: MicroStepStats) -> StepFinished:
         update_norm=0.125,
         seconds=0.0,
     )
-    observer.see_step(applied, parts, taken=(), micro_steps=(), done=())
+
+
+def step_of(folder: RunFolder, *parts: MicroStepStats) -> StepFinished:
+    observer_of(folder).see_step(applied(0), parts, taken=(), micro_steps=(), done=())
     return next(record for record in read_metrics(folder.metrics) if isinstance(record, StepFinished))
 
 
@@ -50,3 +64,38 @@ def test_micro_steps_of_a_step_are_added_before_anything_is_divided(tmp_path: Pa
 def test_a_step_that_had_nothing_to_compute_has_no_deduplication(tmp_path: Path):
     step = step_of(RunFolder.create(tmp_path, "run", ""))
     assert step.deduplication is None and (step.tokens_trained, step.log_ratio_max) == (0, 0.0)
+
+
+def done(execution: str, score: float, validity: Validity = Validity.VALID) -> ExecutionDone:
+    outcome = Outcome(End.EXITED, validity, score, "digest", 2.5)
+    return ExecutionDone(execution, int(execution[1:7]), 0, "task", 1.0, outcome, CallCounts(calls=3), 1.0)
+
+
+def test_a_run_that_learns_nothing_says_so_after_its_first_step_and_once(tmp_path: Path):
+    folder, screen = RunFolder.create(tmp_path, "run", ""), Screen(Console(file=io.StringIO(), width=400))
+    observer = observer_of(folder, screen)
+    for step in range(3):
+        observer.see_step(applied(step), (), (), (), [done("e000000-0", 0.0), done("e000000-1", 0.0), done("e000001-0", 0.0)])
+        said = screen.console.file.getvalue()
+        assert said.count("step 1 taught the policy nothing: every execution scored 0. Look at") == 1
+        assert "step 2 taught" not in said
+    summary = read_summary(folder.summary)
+    assert summary.steps_that_taught_nothing == 3 and "no step taught the policy anything" in summary.note
+    assert "No step taught the policy anything: every execution scored 0." in report_html(run_series(folder))
+
+
+def test_groups_that_scored_differently_are_counted_without_what_was_dropped(tmp_path: Path):
+    folder = RunFolder.create(tmp_path, "run", "")
+    executions = [
+        done("e000000-0", 0.0),
+        done("e000000-1", 1.0),
+        done("e000001-0", 0.5),
+        done("e000001-1", 0.0, Validity.DROPPED),
+        done("e000002-0", 0.0, Validity.PLACEHOLDER),
+        done("e000002-1", 0.5),
+    ]
+    part = computed("a", tokens_trained=5, trajectories=2)
+    observer_of(folder).see_step(applied(0), [part], (), (), executions)
+    step = next(record for record in read_metrics(folder.metrics) if isinstance(record, StepFinished))
+    assert (step.num_mixed_groups, step.num_scored, step.num_dropped, step.num_calls) == (2, 4, 1, 18)
+    assert read_summary(folder.summary).note == ""

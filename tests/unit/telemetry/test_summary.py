@@ -19,6 +19,8 @@ FIELDS = [
     "calls_moved",
     "tokens_recomputed_after_move",
     "tokens_recomputed_at_publish",
+    "steps_that_taught_nothing",
+    "note",
     "clip_fraction",
     "joins_mid_step",
     "compactions",
