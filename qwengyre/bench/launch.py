@@ -20,7 +20,9 @@ from qwengyre.bench.output import say
 from qwengyre.core.errors import SandboxError
 from qwengyre.core.records import End
 from qwengyre.sandbox.config import HarnessConfig
-from qwengyre.sandbox.evaluator import evaluate
+from qwengyre.sandbox.disk_threads import DiskThreads
+from qwengyre.sandbox.disk_watch import DiskWatch
+from qwengyre.sandbox.evaluator import Evaluator
 from qwengyre.sandbox.harness import ExecutionSpec, Gateway
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.launcher import Launcher
@@ -97,13 +99,15 @@ async def _executions(config: HarnessConfig, task: Task, folder: Path, num_execu
 
 async def _evaluations(config: HarnessConfig, task: Task, folder: Path, num_executions: int, at_once: int) -> Cost:
     host = SandboxHost(config, folder / "work")
+    threads = DiskThreads()
+    evaluator = Evaluator(host, threads, DiskWatch(config.limits))
 
     async def run(index: int) -> None:
         place = folder / f"e{index}"
         (place / "workspace").mkdir(parents=True)
-        verdict = await evaluate(host, task, place / "workspace", place)
-        if verdict.failure:
-            raise SandboxError(f"bench: {verdict.failure}")
+        verdict = await evaluator.evaluate(task, place / "workspace", place)
+        if verdict.failure or verdict.note:
+            raise SandboxError(f"bench: {verdict.failure or verdict.note}")
 
     before, started = _cpu_s(), time.perf_counter()
     for start in range(0, num_executions, at_once):
@@ -111,6 +115,7 @@ async def _evaluations(config: HarnessConfig, task: Task, folder: Path, num_exec
             for index in range(start, min(start + at_once, num_executions)):
                 group.create_task(run(index))
     cost = Cost(1000 * (_cpu_s() - before) / num_executions, 1000 * (time.perf_counter() - started) / num_executions)
+    threads.close()
     host.close()
     return cost
 

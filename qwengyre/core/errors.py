@@ -26,6 +26,7 @@
     │   ├── NonFiniteLoss
     │   └── MembershipBroken
     ├── SandboxError           isolation that cannot be given
+    │   ├── WorkspaceRefused   a harness left more than can be scored
     │   └── HarnessLost        a process of ours that a harness needs died
     ├── EvaluatorFailed        the evaluator crashed: not a score of 0
     ├── WarmupFailed           the process that makes the policy to start from ended badly
@@ -202,6 +203,10 @@ class MembershipBroken(TrainerError):
 
 class SandboxError(QwenGyreError):
     pass
+
+
+class WorkspaceRefused(SandboxError):
+    """What a harness left is too much to be scored."""
 
 
 class HarnessLost(SandboxError):

@@ -1,31 +1,35 @@
 """Score a workspace: `tests/test.sh` in a fresh sandbox, on a copy, after every process of the harness is gone.
 
-The tests are mounted only now; the log folder that takes the reward was in no sandbox before; there is no network. What fails here
-is a failure of the evaluator, never a score of 0.
+The tests are mounted only now; the log folder that takes the reward was in no sandbox before; there is no network.
+
+A scorer that gives no score is run again. When it never does, it is run once more on the untouched workspace of the task, to tell who is
+to blame: a scorer that is broken is a failure of the evaluator, never a score, but a workspace that breaks it has earned the lowest score.
+Else a policy could drop its own bad executions.
 """
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import os
-import shutil
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from qwengyre.core.errors import EvaluatorFailed
-from qwengyre.sandbox.config import LimitsConfig
+from qwengyre.core.errors import EvaluatorFailed, SandboxError
+from qwengyre.sandbox.disk_threads import DiskThreads
+from qwengyre.sandbox.disk_watch import DiskWatch
 from qwengyre.sandbox.host import SandboxHost, log_tail
 from qwengyre.sandbox.isolation import TESTS, VERIFIER_LOGS, WORKSPACE, Mount
-from qwengyre.sandbox.limits import MIB, disk_usage
+from qwengyre.sandbox.links import LinkRule
 from qwengyre.sandbox.process import Process, Program, start
 from qwengyre.sandbox.reward import read_reward
 from qwengyre.sandbox.task import Task
-from qwengyre.sandbox.workspace import copy_workspace
+from qwengyre.sandbox.tree import remove_tree
+from qwengyre.sandbox.workspace import copy_workspace, prepare_workspace
 
-SMALL_BYTES: Final = 4 * MIB
-"""Copied in a few ms."""
+SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+"""The same for a harness and for its evaluator, and writable for neither."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -35,55 +39,107 @@ class Verdict(msgspec.Struct, frozen=True):
     scored_state: str
     tries: int
     failure: str = ""
+    note: str = ""
+    """Why a valid score is the lowest: the workspace let the scorer give none."""
 
 
-async def evaluate(host: SandboxHost, task: Task, workspace: Path, folder: Path) -> Verdict:
-    """Run the evaluator until it gives a score, at most `evaluator_tries` times, each on its own copy of `workspace`.
+class Evaluator:
+    """Scores workspaces, and remembers which scorers have worked."""
 
-    `folder` is the execution's; copies are removed, `verifier.log` stays. Raises SandboxError when the workspace cannot be copied.
-    """
-    failure, state = "", ""
-    tries = host.config.evaluator_tries
-    for attempt in range(1, tries + 1):
-        place = folder / f"evaluation-{attempt}"
-        try:
-            logs = place / "verifier"
-            logs.mkdir(parents=True)
-            state = await _copy(workspace, place / "workspace", host.config.limits)
-            score = await _run_once(host, task, place, folder / "verifier.log")
-            return Verdict(score, state, attempt)
-        except EvaluatorFailed as error:
-            failure = str(error)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-    return Verdict(0.0, state, tries, f"{failure}\n{log_tail(folder / 'verifier.log')}".strip())
+    def __init__(self, host: SandboxHost, threads: DiskThreads, watch: DiskWatch):
+        self._host, self._threads, self._watch = host, threads, watch
+        own = (WORKSPACE, "/app") if host.isolated else ()
+        self._links = LinkRule(roots=own, visible=(*SYSTEM, *host.readable))
+        self._have_scored: set[str] = set()
+        """Folders of tasks whose scorer has scored what some harness left."""
+        self._have_scored_untouched: set[str] = set()
+        self._failing: dict[Path, str] = {}
+        """Folder of an execution that is being scored -> how its scorer failed last."""
 
+    async def evaluate(self, task: Task, workspace: Path, folder: Path) -> Verdict:
+        """Run the evaluator until it gives a score, at most `evaluator_tries` times, each on its own copy of `workspace`.
 
-async def _copy(workspace: Path, target: Path, limits: LimitsConfig) -> str:
-    """Copy and digest; a large workspace in a thread, so that calls of other executions do not wait for it."""
-    if disk_usage(workspace, limits.files).num_bytes <= SMALL_BYTES:
-        return copy_workspace(workspace, target, limits)
-    return await asyncio.to_thread(copy_workspace, workspace, target, limits)
-
-
-async def _run_once(host: SandboxHost, task: Task, place: Path, log: Path) -> float:
-    timeout_s = host.config.verifier_timeout_s or task.verifier_timeout_s
-    output = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        with host.cgroup(f"{place.parent.name}-{place.name}") as (_, fds):
-            process = _start(host, task, place, fds, output)
+        `folder` is the execution's; copies are removed, `verifier.log` stays. Raises WorkspaceRefused when the workspace is too large to
+        be scored, SandboxError and OSError when it cannot be copied.
+        """
+        state = ""
+        tries = self._host.config.evaluator_tries
+        for attempt in range(1, tries + 1):
+            place = folder / f"evaluation-{attempt}"
             try:
-                code = await process.wait(timeout_s)
+                state = await self._threads.run(self._copy, workspace, place / "workspace")
+                score = await self._run_once(task, place, folder / "verifier.log")
+                self._have_scored.add(task.folder)
+                return Verdict(score, state, attempt)
+            except EvaluatorFailed as error:
+                self._failing[folder] = str(error)
             finally:
-                await process.kill()
-    finally:
-        os.close(output)
-    if code is None:
-        raise EvaluatorFailed(f"tests/test.sh of {task.name} did not end within {timeout_s:g} s")
-    try:
-        return read_reward(place / "verifier", *task.reward_range)
-    except EvaluatorFailed as error:
-        raise EvaluatorFailed(f"tests/test.sh of {task.name} ended with exit code {code}, and {error}") from None
+                await self._threads.run(_discard, place)
+        failure = f"{self._failing[folder]}\n{log_tail(folder / 'verifier.log')}".strip()
+        if await self._is_workspace_to_blame(task, folder):
+            return Verdict(
+                task.reward_range[0], state, tries, note=f"scored {task.reward_range[0]:g}: in this workspace {failure}"
+            )
+        return Verdict(0.0, state, tries, failure)
+
+    def overtaken(self, task: Task, folder: Path) -> str:
+        """How a scorer that works has failed so far on an execution whose time is over; empty when that cannot be said of it."""
+        works = task.folder in self._have_scored or task.folder in self._have_scored_untouched
+        return self._failing.get(folder, "") if works else ""
+
+    def forget(self, folder: Path) -> None:
+        """The execution of this folder is over."""
+        self._failing.pop(folder, None)
+
+    async def _is_workspace_to_blame(self, task: Task, folder: Path) -> bool:
+        """Run the scorer on the workspace that the harness began with. It works when it scores that, or fails on it in another way; or
+        when it never scores that, but has scored what other harnesses left."""
+        place = folder / "evaluation-untouched"
+        try:
+            await self._threads.run(prepare_workspace, task, place / "workspace", self._host.config.limits)
+            await self._run_once(task, place, folder / "verifier-untouched.log")
+        except EvaluatorFailed as error:
+            never_does = task.folder not in self._have_scored_untouched
+            return str(error) != self._failing[folder] or (never_does and task.folder in self._have_scored)
+        except (OSError, SandboxError):
+            return False
+        finally:
+            await self._threads.run(_discard, place)
+        self._have_scored_untouched.add(task.folder)
+        return True
+
+    def _copy(self, workspace: Path, target: Path) -> str:
+        target.parent.mkdir()
+        return copy_workspace(workspace, target, self._host.config.limits, self._links)
+
+    async def _run_once(self, task: Task, place: Path, log: Path) -> float:
+        host = self._host
+        (place / "verifier").mkdir()
+        timeout_s = host.config.verifier_timeout_s or task.verifier_timeout_s
+        output = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            with host.cgroup(f"{place.parent.name}-{place.name}") as (_, fds):
+                process = _start(host, task, place, fds, output)
+                try:
+                    with self._watch.watching(place, process) as watched:
+                        code = await process.wait(timeout_s)
+                finally:
+                    await process.kill()
+        finally:
+            os.close(output)
+        if watched.reason:
+            raise EvaluatorFailed(f"tests/test.sh of {task.name} was ended: {watched.reason}")
+        if code is None:
+            raise EvaluatorFailed(f"tests/test.sh of {task.name} did not end within {timeout_s:g} s")
+        try:
+            return read_reward(place / "verifier", *task.reward_range)
+        except EvaluatorFailed as error:
+            raise EvaluatorFailed(f"tests/test.sh of {task.name} ended with exit code {code}, and {error}") from None
+
+
+def _discard(place: Path) -> None:
+    with contextlib.suppress(OSError):
+        remove_tree(place)
 
 
 def _start(host: SandboxHost, task: Task, place: Path, fds: list[int], output: int) -> Process:

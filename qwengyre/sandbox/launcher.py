@@ -1,7 +1,7 @@
 """Run one execution: workspace, harness, score. Every way in which it can end is an `Outcome`, never an exception.
 
 prepare workspace --> harness (cold or warm) --> everything in its sandbox is killed --> evaluator on a copy --> Outcome
-    | fails              | timeout: scored           |                                    | fails beyond its tries
+    | fails              | timeout: scored           |                                    | broken beyond its tries
     v                    | never called: dropped     | overall timeout: dropped           v
 placeholder              v                           v                                 dropped
     | what it runs on died: lost, to be dispatched again
@@ -20,20 +20,20 @@ from typing import Final
 
 import msgspec
 
-from qwengyre.core.errors import HarnessLost, SandboxError
+from qwengyre.core.errors import HarnessLost, SandboxError, WorkspaceRefused
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.sandbox.cold import start_cold
 from qwengyre.sandbox.config import HarnessConfig
-from qwengyre.sandbox.evaluator import Verdict, evaluate
+from qwengyre.sandbox.disk_threads import DiskThreads
+from qwengyre.sandbox.disk_watch import DiskWatch
+from qwengyre.sandbox.evaluator import Evaluator, Verdict
 from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, HarnessProcess
 from qwengyre.sandbox.host import SandboxHost, log_tail
-from qwengyre.sandbox.limits import disk_usage
 from qwengyre.sandbox.warm import WarmStarter
 from qwengyre.sandbox.workspace import move_tree, prepare_workspace, remove_tree
 
 log = logging.getLogger(__name__)
 
-DISK_WATCH_PERIOD_S: Final = 1.0
 FAILED: Final = frozenset({End.CRASHED, End.NEVER_CALLED, End.EVALUATOR_FAILED, End.SETUP_FAILED, End.OVERALL_TIMEOUT})
 
 
@@ -59,19 +59,20 @@ class Launcher:
             gateway.check()
         self.host = SandboxHost(config, work)
         self._warm = WarmStarter(self.host) if config.warm_start else None
-        self._live: dict[str, tuple[Path, HarnessProcess]] = {}
-        self._over_limit: dict[str, str] = {}
+        self._threads = DiskThreads()
+        self._watch = DiskWatch(config.limits)
+        self._evaluator = Evaluator(self.host, self._threads, self._watch)
         self._num_kept = 0
 
     async def __aenter__(self) -> Launcher:
         if self._warm is not None:
             await self._warm.open()
-        self._watcher = asyncio.create_task(self._watch_disk(), name="disk watcher")
+        self._watch.start()
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self._watcher.cancel()
-        await asyncio.gather(self._watcher, return_exceptions=True)
+        await self._watch.stop()
+        self._threads.close()
         if self._warm is not None:
             await self._warm.close()
         self.host.close()
@@ -88,19 +89,18 @@ class Launcher:
             async with asyncio.timeout(self.config.overall_timeout_s):
                 outcome = await self._run(spec, folder, num_calls)
         except TimeoutError:
-            detail = f"harness and evaluation took more than {self.config.overall_timeout_s:g} s (harness.overall_timeout_s)"
-            outcome = _unscored(End.OVERALL_TIMEOUT, Validity.DROPPED, detail)
+            outcome = self._overtaken(spec, folder)
         except BaseException:
-            remove_tree(folder)
+            await self._threads.run(remove_tree, folder)
             raise
-        self._put_away(folder, outcome)
+        finally:
+            self._evaluator.forget(folder)
+        await self._threads.run(self._put_away, folder, outcome)
         return msgspec.structs.replace(outcome, duration_s=time.monotonic() - started)
 
     async def _run(self, spec: ExecutionSpec, folder: Path, num_calls: Callable[[], Awaitable[int]]) -> Outcome:
         try:
-            remove_tree(folder)
-            files = HarnessFiles.create(folder, spec.task.instruction)
-            prepare_workspace(spec.task, files.workspace)
+            files = await self._threads.run(self._prepare, spec, folder)
             ended = await self._run_harness(spec, files)
         except HarnessLost as error:
             return _unscored(End.LOST, Validity.DROPPED, str(error))
@@ -110,25 +110,40 @@ class Launcher:
         if await num_calls() == 0 and ended.end is not End.HARNESS_TIMEOUT:
             return _never_called(ended)
         try:
-            verdict = await evaluate(self.host, spec.task, files.workspace, folder)
+            verdict = await self._evaluator.evaluate(spec.task, files.workspace, folder)
+        except WorkspaceRefused as error:
+            verdict = Verdict(spec.task.reward_range[0], "", 0, note=f"scored {spec.task.reward_range[0]:g}: {error}")
         except (OSError, SandboxError) as error:
             raise_if_disk_full(error, self.work)
             return _unscored(ended.end, Validity.PLACEHOLDER, str(error), ended.exit_code)
         return _scored(ended, verdict)
+
+    def _prepare(self, spec: ExecutionSpec, folder: Path) -> HarnessFiles:
+        remove_tree(folder)
+        files = HarnessFiles.create(folder, spec.task.instruction)
+        prepare_workspace(spec.task, files.workspace, self.config.limits)
+        return files
+
+    def _overtaken(self, spec: ExecutionSpec, folder: Path) -> Outcome:
+        """Dropped, unless its workspace has kept a scorer that works from giving a score: that must not be a way out."""
+        detail = f"harness and evaluation took more than {self.config.overall_timeout_s:g} s (harness.overall_timeout_s)"
+        if failure := self._evaluator.overtaken(spec.task, folder):
+            low = spec.task.reward_range[0]
+            return Outcome(End.OVERALL_TIMEOUT, Validity.VALID, low, "", 0.0, detail=f"{detail}, and {failure}: scored {low:g}")
+        return _unscored(End.OVERALL_TIMEOUT, Validity.DROPPED, detail)
 
     async def _run_harness(self, spec: ExecutionSpec, files: HarnessFiles) -> _HarnessEnd:
         """Start the harness, wait for its end or its timeout, kill what is left of it. Its sandbox is empty on return."""
         timeout_s = self.config.timeout_s or spec.task.agent_timeout_s
         with self.host.cgroup(files.folder.name) as (cgroup, fds):
             process = await self._start(spec, files, fds)
-            self._live[files.folder.name] = (files.workspace, process)
             try:
-                code = await process.wait(timeout_s)
+                with self._watch.watching(files.workspace, process) as watched:
+                    code = await process.wait(timeout_s)
             finally:
-                self._live.pop(files.folder.name, None)
                 await process.kill()
             memory_kills = cgroup.memory_kills()
-        reason = self._over_limit.pop(files.folder.name, "")
+        reason = watched.reason
         if memory_kills:
             reason = reason or f"killed at its memory limit of {self.config.limits.memory_mb} MB (limits.memory_mb)"
         tail = log_tail(files.log, secret=spec.key)
@@ -142,17 +157,6 @@ class Launcher:
         if self._warm is not None:
             return await self._warm.start(self.gateway, spec, files, fds)
         return start_cold(self.host, self.gateway, spec, files, fds)
-
-    async def _watch_disk(self) -> None:
-        """Kill harnesses whose workspace passes its limit; one task for all of them."""
-        limits = self.config.limits
-        while True:
-            await asyncio.sleep(DISK_WATCH_PERIOD_S)
-            for name, (workspace, process) in list(self._live.items()):
-                if reason := disk_usage(workspace, limits.files).over(limits):
-                    self._over_limit[name] = reason
-                    await process.kill()
-                await asyncio.sleep(0)
 
     def _put_away(self, folder: Path, outcome: Outcome) -> None:
         if outcome.end in FAILED and self._num_kept < self.config.keep_failed and folder.exists():
@@ -189,7 +193,7 @@ def _scored(ended: _HarnessEnd, verdict: Verdict) -> Outcome:
         scored_state=verdict.scored_state,
         duration_s=0.0,
         exit_code=ended.exit_code,
-        detail=verdict.failure or ended.detail,
+        detail=verdict.failure or "\n".join(filter(None, (verdict.note, ended.detail))),
         evaluator_tries=verdict.tries,
     )
 

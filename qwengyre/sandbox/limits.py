@@ -11,10 +11,13 @@ from typing import Final
 import msgspec
 
 from qwengyre.sandbox.config import LimitsConfig
+from qwengyre.sandbox.tree import FolderMoved, measure
 
 MIB: Final = 1024 * 1024
 CGROUP_PREFIX: Final = "qwengyre-"
 CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
+MOVED_TRIES: Final = 3
+"""A program that moves a folder while it is measured seldom does so twice in a row."""
 _V1: Final = {"memory": "memory.limit_in_bytes", "pids": "pids.max"}
 _V2: Final = {"memory": "memory.max", "pids": "pids.max"}
 
@@ -181,17 +184,11 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 def disk_usage(folder: Path, max_files: int) -> Usage:
-    """Blocks in use below `folder`, links not followed; stops counting one past `max_files`."""
-    num_bytes = num_files = 0
-    pending = [os.fspath(folder)]
-    while pending and num_files <= max_files:
-        with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    num_files += 1
-                    num_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                if num_files > max_files:
-                    break
-    return Usage(num_bytes, num_files)
+    """Blocks in use below `folder`, links not followed; stops counting one past `max_files`.
+
+    Raises FolderMoved when folders are moved about in it each time it looks.
+    """
+    for _ in range(MOVED_TRIES - 1):
+        with contextlib.suppress(FolderMoved):
+            return Usage(*measure(folder, max_files))
+    return Usage(*measure(folder, max_files))

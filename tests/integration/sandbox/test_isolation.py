@@ -200,7 +200,10 @@ def test_disk_is_limited(kit, start):
     assert "limits.disk_mb" in outcome.detail
 
 
-def test_a_workspace_far_beyond_its_limits_is_a_placeholder(kit):
+def test_a_workspace_far_beyond_its_limits_earns_the_lowest_score(kit):
+    """Nothing of it is scored, but it counts: else a policy could drop its own bad executions."""
     code = "import os\nfor i in range(300): open(f'f{i}', 'w').close()"
-    outcome = kit.run(kit.task(code), kit.config(limits={"files": 100}))
-    assert (outcome.validity, outcome.score) == (Validity.PLACEHOLDER, 0.0) and "limits.files" in outcome.detail
+    toml = "[metadata]\nreward_range = [-1, 1]\n"
+    outcome = kit.run(kit.task(code, toml=toml), kit.config(limits={"files": 100}))
+    assert (outcome.end, outcome.validity, outcome.score) == (End.EXITED, Validity.VALID, -1.0)
+    assert "scored -1" in outcome.detail and "limits.files" in outcome.detail
