@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -40,7 +41,7 @@ def spec_in(folder: Path, *, cell: int = 0, incarnation: int = 0, has_trainer: b
         cell=cell,
         incarnation=incarnation,
         model_dir=str(model),
-        segment_prefix=f"qg-launcher-{os.getpid()}",
+        segment_prefix=f"qg-launcher-{secrets.token_hex(8)}",
         secret=b"secret",
         threads=1,
         engine=EngineConfig(engine="paced", paced_plan=str(folder / "plan.json")),

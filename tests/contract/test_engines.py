@@ -71,8 +71,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["embedded", "scripted", "remote"])
-def bench(request: pytest.FixtureRequest, model_dir: Path, tmp_path: Path) -> Iterator[Callable[[], Bench]]:
-    prefix = f"qg-test-{tmp_path.name}"
+def bench(request: pytest.FixtureRequest, model_dir: Path, prefix: str) -> Iterator[Callable[[], Bench]]:
     yield lambda: Bench(request.param, model_dir, prefix)
     assert cleanup(prefix) == 0, "an engine left exposed memory behind"
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -40,13 +38,6 @@ KINDS = ["shm", "tcp", *(["mooncake"] if find_spec("mooncake") else [])]
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-@pytest.fixture
-def prefix(tmp_path: Path) -> Iterator[str]:
-    name = f"qg-carrier-{os.getpid()}-{tmp_path.name}"
-    yield name
-    cleanup(name)
 
 
 @pytest.fixture

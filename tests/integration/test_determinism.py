@@ -24,7 +24,7 @@ from tests.integration.run_kit import RunKit
 pytestmark = pytest.mark.integration
 
 
-def test_a_journal_replays_to_the_same_commands_and_the_same_weights(tmp_path: Path):
+def test_a_journal_replays_to_the_same_commands_and_the_same_weights(tmp_path: Path, prefix: str):
     kit = RunKit(tmp_path, steps=2)
     kit.run_file.write_text(kit.run_file.read_text().replace("num_cells = 3", "num_cells = 1"))
     folder = kit.run()
@@ -46,7 +46,7 @@ def test_a_journal_replays_to_the_same_commands_and_the_same_weights(tmp_path: P
     assert set(trained) <= set(num_executions) == {0, 1}
 
     torch.set_num_threads(config.runtime.threads_per_cell)  # sums are split over threads
-    trainer = Trainer(Path(config.policy.model), config.trainer, ShmCarrier("qwengyre-test-replay"))
+    trainer = Trainer(Path(config.policy.model), config.trainer, ShmCarrier(prefix))
     for step, num in sorted(num_executions.items()):
         trainer.begin_step(step)
         for micro_step in trained[step]:

@@ -31,12 +31,12 @@ def library() -> ctypes.CDLL | None:
             "native_kernels_missing", extra={"reason": "no C compiler (cc, gcc, clang) on PATH; torch serves instead, slower"}
         )
         return None
-    path = _cache_dir() / f"qwen3-{_key(compiler)}.so"
     try:
+        path = _cache_dir() / f"qwen3-{_key(compiler)}.so"
         if not path.exists():
             _compile(compiler, path)
         return ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or str(error)
         log.warning("native_kernels_missing", extra={"reason": f"{compiler}: {detail}"})
         return None
@@ -66,5 +66,6 @@ def _key(compiler: str) -> str:
 
 
 def _cache_dir() -> Path:
+    """Raises RuntimeError for a user without a home."""
     root = os.environ.get("XDG_CACHE_HOME")
     return (Path(root) if root else Path.home() / ".cache") / "qwengyre" / "native"

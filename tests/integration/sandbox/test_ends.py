@@ -18,6 +18,7 @@ from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.harness import Gateway
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.testing.sandbox_kit import HELLO, WAIT, Kit, calls, processes_with, spec, wait_for_the_end_of
+from tests.clock import put_forward
 
 pytestmark = pytest.mark.integration
 
@@ -51,15 +52,13 @@ def test_everything_dies_with_the_harness(kit, start, isolation):
 
 
 def run_out_of_time(kit: Kit, config: HarnessConfig) -> Outcome:
-    """One execution that waits until `TIMEOUT_S` have passed, by a clock that is put forward once it waits."""
+    """One execution that waits until `TIMEOUT_S` have passed."""
 
     async def use(launcher: Launcher):
         running = asyncio.ensure_future(launcher.run_execution(spec(daemon(kit, stay=True)), calls(1)))
         await kit.waiting.wait()
         assert processes_with(kit.sleep)
-        loop = asyncio.get_running_loop()
-        clock = loop.time
-        loop.time = lambda: clock() + TIMEOUT_S
+        put_forward(TIMEOUT_S)
         return await running
 
     return asyncio.run(kit.with_launcher(config, use))

@@ -31,14 +31,14 @@ class FakeEngine:
     async def close(self) -> None: ...
 
 
-def test_a_cell_whose_engine_ended_by_itself_is_not_well(tmp_path):
+def test_a_cell_whose_engine_ended_by_itself_is_not_well(tmp_path, prefix):
     """Its process lives and answers; calls that are sent there would wait for nothing."""
     engine = FakeEngine()
     spec = CellSpec(
         cell=1,
         incarnation=0,
         model_dir=str(tmp_path),
-        segment_prefix=f"qg-test-{tmp_path.name}",
+        segment_prefix=prefix,
         secret=b"t",
         threads=1,
         engine=EngineConfig(),

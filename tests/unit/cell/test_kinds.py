@@ -19,8 +19,8 @@ from qwengyre.transfer.config import TransferConfig
 
 
 @pytest.fixture
-def build(tmp_path):
-    place = CarrierPlace(TransferConfig(carrier="shm"), f"qg-test-{tmp_path.name}", "127.0.0.1")
+def build(tmp_path, prefix):
+    place = CarrierPlace(TransferConfig(carrier="shm"), prefix, "127.0.0.1")
     carrier = place.open()
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(PLAN))
     model = write_byte_tokenizer(tmp_path / "model")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pytest import LogCaptureFixture as Caplog
 
 from qwengyre.core.errors import ConfigError, EngineError, ModelRefused
 from qwengyre.engines.api import GenerateRequest, Sampling
@@ -71,6 +73,16 @@ def test_native_kernels_that_cannot_be_had_are_a_config_error(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"engine\.kernels"):
         make_forward(EngineConfig(kernels="native"), weights, memory)
     assert isinstance(make_forward(EngineConfig(), weights, memory), TorchForward)
+
+
+@pytest.mark.parametrize("home", [None, "/dev/null"])
+def test_a_user_who_can_keep_no_binary_is_served_by_torch(monkeypatch: pytest.MonkeyPatch, caplog: Caplog, home: str | None):
+    """In a container a user may have no home, or one that it may not write to."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: home or path)
+    with caplog.at_level("WARNING"):
+        assert library.__wrapped__() is None
+    assert [record.message for record in caplog.records] == ["native_kernels_missing"]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from qwengyre.engines.remote import RemoteEngine
 from qwengyre.engines.server import EngineServer
 from qwengyre.engines.wire import LENGTH, MAX_FRAME_BYTES, Ask, Status
 from qwengyre.testing.engines import ScriptedEngine
+from tests.clock import put_forward
 
 TOKEN = b"secret"
 
@@ -115,12 +116,14 @@ def test_a_silent_server_is_given_up():
         async def greet_and_fall_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             body = msgspec.msgpack.encode(status)
             writer.write(LENGTH.pack(len(body)) + body)
+            await reader.read(1)
+            put_forward(120.0)
             await reader.read()
             writer.close()
 
         server = await asyncio.start_server(greet_and_fall_silent, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
-        remote = RemoteEngine(f"tcp://{host}:{port}", secret=TOKEN, silence_deadline_s=0.05)
+        remote = RemoteEngine(f"tcp://{host}:{port}", secret=TOKEN, silence_deadline_s=60.0)
         with pytest.raises(EngineUnavailable, match="silent"):
             await tokens(remote, "a")
         server.close()
@@ -130,10 +133,11 @@ def test_a_silent_server_is_given_up():
 
 def test_an_operation_has_a_deadline():
     async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
-        remote = RemoteEngine(address, secret=TOKEN, deadline_s=0.05)
+        remote = RemoteEngine(address, secret=TOKEN, deadline_s=60.0, silence_deadline_s=3600.0)
         await remote.connect()
 
         async def never(request_ids: list[str]) -> None:
+            put_forward(60.0)
             await asyncio.Event().wait()
 
         engine.abort = never  # type: ignore[method-assign]

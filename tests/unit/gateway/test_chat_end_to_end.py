@@ -194,10 +194,10 @@ def test_stop_strings_hide_but_record_tokens(bench, stop):
     asyncio.run(scenario())
 
 
-def test_a_move_carries_the_kv_so_that_nothing_is_computed_twice(bench):
+def test_a_move_carries_the_kv_so_that_nothing_is_computed_twice(bench, prefix):
     async def scenario():
         async with bench.running():
-            carrier = ShmCarrier("qgtest")
+            carrier = ShmCarrier(prefix)
             source, destination = (bench.says("one two three<|im_end|>", held=True, carrier=carrier) for _ in range(2))
             destination._script = source._script
             execution = await bench.open(engine=source)

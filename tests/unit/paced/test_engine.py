@@ -30,8 +30,7 @@ def request(name: str, *, done: list[int] | None = None, max_tokens: int = 64, k
 
 
 @pytest.fixture
-def engine(tmp_path):
-    prefix = f"qg-test-{tmp_path.name}"
+def engine(prefix):
     carrier = ShmCarrier(prefix)
 
     def make(max_running: int = 4) -> PacedEngine:
@@ -167,10 +166,10 @@ class TestMoves:
 
         run(body)
 
-    def test_offloaded_it_serves_nothing_and_restored_it_has_the_version(self, engine, tmp_path):
+    def test_offloaded_it_serves_nothing_and_restored_it_has_the_version(self, engine, prefix):
         async def body():
             made = engine()
-            carrier = ShmCarrier(f"qg-test-{tmp_path.name}")
+            carrier = ShmCarrier(prefix)
             snapshot = carrier.expose({"weights": np.zeros(4, np.float32)}, version=3, epoch=0)
             await made.offload()
             with pytest.raises(EngineUnavailable, match="offloaded"):

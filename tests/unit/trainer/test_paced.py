@@ -16,8 +16,7 @@ MICRO_STEP = MicroStep("s000002-g000000-m0", 2, (TrainingExecution("e000000-0", 
 
 
 @pytest.fixture
-def carrier(tmp_path):
-    prefix = f"qg-test-{tmp_path.name}"
+def carrier(prefix):
     made = ShmCarrier(prefix)
     yield made
     made.close()

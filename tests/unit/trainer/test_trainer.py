@@ -233,8 +233,8 @@ def test_offloaded_core_comes_back_with_its_weights(make):
     assert gradient.any()
 
 
-def test_satellite_gives_its_weights_back_and_pulls_them_again(make, model_dir):
-    carrier = ShmCarrier(prefix="qgtest")
+def test_satellite_gives_its_weights_back_and_pulls_them_again(make, model_dir, prefix):
+    carrier = ShmCarrier(prefix)
     try:
         core, satellite = (Trainer(model_dir, TrainerConfig(**WIDE), carrier) for _ in range(2))
         (execution,) = executions(1)
@@ -282,8 +282,8 @@ def test_audit_finds_the_gap_under_each_token_s_version(make, tmp_path):
         trainer.audit([micro_step("a", 0, *recorded)], tmp_path / "elsewhere")
 
 
-def test_a_cell_that_serves_can_audit(model_dir, tmp_path):
-    carrier = ShmCarrier(prefix="qgtest")
+def test_a_cell_that_serves_can_audit(model_dir, tmp_path, prefix):
+    carrier = ShmCarrier(prefix)
     core, satellite = (Trainer(model_dir, TrainerConfig(**WIDE), carrier) for _ in range(2))
     core.save_weights(tmp_path / "v000000.safetensors")
     steps = [micro_step("a", 0, _recorded(core, executions(1)[0], 0))]

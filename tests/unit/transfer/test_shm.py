@@ -13,13 +13,6 @@ from qwengyre.core.errors import StaleRead, TransferError
 from qwengyre.transfer.shm import SHM_DIR, ShmCarrier, cleanup
 
 
-@pytest.fixture
-def prefix(tmp_path: Path):
-    name = f"qg-shm-{os.getpid()}-{tmp_path.name}"
-    yield name
-    cleanup(name)
-
-
 def segments(prefix: str) -> list[Path]:
     return list(SHM_DIR.glob(f"{prefix}-*"))
 

@@ -11,17 +11,19 @@ import pytest
 from qwengyre.core.errors import TransferError
 from qwengyre.transfer.tcp import LENGTH, TcpCarrier, Wanted
 
+DEADLINE_S = 60.0
+
 
 @pytest.fixture
 def carrier():
-    made = TcpCarrier(deadline_s=5)
+    made = TcpCarrier(deadline_s=DEADLINE_S)
     yield made
     made.close()
 
 
 def connect(location: str) -> socket.socket:
     host, port = location.partition("/")[0].split(":")
-    return socket.create_connection((host, int(port)), timeout=5)
+    return socket.create_connection((host, int(port)), timeout=DEADLINE_S)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\xff\xff\xff\xff", LENGTH.pack(3) + b"abc", LENGTH.pack(10) + b"ab"])
