@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import typer
 
 import qwengyre
-from qwengyre.core.errors import QwenGyreError
+from qwengyre.core.errors import ConfigError, QwenGyreError
 
 Commands = Mapping[str, tuple[str, str]]
 """Name -> ("module:function", one line of help). A target that is itself such a table is a group of commands."""
@@ -130,6 +130,8 @@ def user_errors(error: Exception) -> list[QwenGyreError]:
     >>> user_errors(ExceptionGroup("tasks", [QwenGyreError("port 80 is taken"), KeyError("bug")]))
     []
     """
+    if isinstance(error, ConfigError) and error.mistakes:
+        return list(error.mistakes)
     if isinstance(error, QwenGyreError):
         return [error]
     if isinstance(error, OSError) and error.errno in REFUSALS:

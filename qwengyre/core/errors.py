@@ -47,19 +47,32 @@ A failed execution is data (`core.records.Outcome`), never an exception.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class QwenGyreError(Exception):
     """Base of every error that a user may meet. `str(error)` is a sentence that says what to do."""
 
 
 class ConfigError(QwenGyreError):
-    """Something the user wrote cannot be used."""
+    """Something the user wrote cannot be used. `of_all` makes one of several: its fields are those of the first."""
 
     def __init__(self, message: str, *, file: str | None = None, key: str | None = None, line: int | None = None):
         self.message, self.file, self.key, self.line = message, file, key, line
+        self.mistakes: tuple[ConfigError, ...] = ()
+        """All of them, where there are several."""
         where = ":".join(str(part) for part in (file, line) if part is not None)
         text = f"{key}: {message}" if key else message
         super().__init__(f"{where}: {text}" if where else text)
+
+    @classmethod
+    def of_all(cls, mistakes: Sequence[ConfigError]) -> ConfigError:
+        first, *others = mistakes
+        if not others:
+            return first
+        error = cls(first.message, file=first.file, key=first.key, line=first.line)
+        error.args, error.mistakes = ("\n".join(map(str, mistakes)),), tuple(mistakes)
+        return error
 
 
 class IllegalTransition(QwenGyreError):

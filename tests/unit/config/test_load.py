@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from qwengyre.config.dump import dump_toml, explain
-from qwengyre.config.load import load, loads
+from qwengyre.config.load import load, loads, reads
+from qwengyre.config.near import nearest
 from qwengyre.core.errors import ConfigError
 from qwengyre.runtime.run_config import RunConfig
 
@@ -109,6 +110,65 @@ def test_an_override_makes_its_table():
 )
 def test_bad_input_says_where_what_and_what_instead(text: str, overrides: tuple[str, ...], message: str):
     assert str(error_of(text, *overrides)).startswith(message)
+
+
+def all_of(text: str, *overrides: str) -> list[str]:
+    return str(error_of(text, *overrides)).splitlines()
+
+
+def test_all_mistakes_are_told_at_once_and_none_hides_another():
+    text = """
+nane = "a"
+limit_s = "long"
+[scheduler]
+phi = "3"
+policy = "elastik"
+weights = { a = "x", b = 1.0, "c d" = [] }
+nodes = [1, "b", 2.5]
+[scheduler.window]
+low = 2
+hihg = 1
+[launcher]
+kind = "moon"
+"""
+    assert all_of(text, "scheduler", "scheduler.zzz=1") == [
+        "--set scheduler: write it as table.key=value, for instance scheduler.steps=20",
+        "run.toml:2: nane: no such key. Did you mean name?",
+        "run.toml:3: limit_s: expected float or nothing, got 'long' (str)",
+        "run.toml:5: scheduler.phi: expected int, got '3' (str)",
+        "run.toml:6: scheduler.policy: expected one of 'async', 'colocate', 'elastic', got 'elastik' (str). Did you mean 'elastic'?",
+        "run.toml:7: scheduler.weights.a: expected float, got 'x' (str)",
+        "run.toml:7: scheduler.weights.c d: expected float, got [] (list)",
+        "run.toml:8: scheduler.nodes: expected int, got 'b' (str)",
+        "run.toml:8: scheduler.nodes: expected int, got 2.5 (float)",
+        "run.toml:11: scheduler.window.hihg: no such key. Did you mean scheduler.window.high?",
+        "run.toml:10: scheduler.window.low: low must be below high, not 2.0",
+        "--set scheduler.zzz=1: scheduler.zzz: no such key. [scheduler] knows: phi, policy, window, weights, nodes",
+        "run.toml:13: launcher.kind: expected one of 'local', 'cluster', got 'moon' (str)",
+        "run.toml: name: this key is missing and has no default",
+    ]
+
+
+def test_what_is_right_is_there_beside_what_is_wrong():
+    reading = reads('name = "a"\n[scheduler]\nphi = "3"\nnodes = [7]\nzzz = 1', Run)
+    assert reading.value == Run(name="a", scheduler=Scheduler(nodes=(7,))) and len(reading.mistakes) == 2
+    assert reads("name = 3", Run).value is None
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "found"),
+    [
+        ("elastik", ("elastic", "async"), "elastic"),
+        ("bfloat16", ("float32", "float64"), None),
+        ("float16", ("float32", "float64"), None),
+        ("beta", ("beta1", "gamma2"), "beta1"),
+        ("beta3", ("beta1", "beta2"), None),
+        ("Steps", ("steps",), "steps"),
+        ("qwen2", ("qwen3",), None),
+    ],
+)
+def test_the_nearest_word_is_a_misspelt_one_and_never_another_number(word: str, known: tuple[str, ...], found: str | None):
+    assert nearest(word, known) == found
 
 
 def test_an_error_has_its_parts_as_fields():
