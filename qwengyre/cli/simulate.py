@@ -34,6 +34,9 @@ def simulate(
         ),
     ] = 0,
     two_way: Annotated[bool, typer.Option(help="Elastic gives back at a boundary only the cells that are needed.")] = False,
+    backlog: Annotated[
+        float, typer.Option(min=0, help="With --two-way: steps' worth of executions that may wait for a slot after a publish.")
+    ] = 0.0,
     json: Annotated[
         Path | None, typer.Option(help="Write the result as JSON; - is the standard output, without the table.")
     ] = None,
@@ -50,7 +53,7 @@ def simulate(
     from qwengyre.sim.results import Job, run_job, workers
 
     name, source = read_source(workload, run, override or [])
-    base = Setting(training_nodes=training_nodes, standalone_nodes=standalone_nodes, two_way=two_way)
+    base = Setting(training_nodes=training_nodes, standalone_nodes=standalone_nodes, two_way=two_way, backlog=backlog)
     with workers(jobs) as pool:
         try:
             report = compare(name, source, base, read_policies(policy), read_seeds(seeds), pool)

@@ -92,7 +92,7 @@ def print_plan(name: str, plan: Plan, workload: Workload) -> None:
     """The best settings, the Pareto front, what the winner saves on fresh seeds, and its TOML."""
     console = _console()
     console.print(f"{name}: no group staler than {plan.max_staleness} steps; {len(plan.tried)} settings tried")
-    columns = ("cells", "standalone", "mu", "phi", "two-way", "time", "range", "staleness", "max", "saves")
+    columns = ("cells", "standalone", "mu", "phi", "two-way", "backlog", "time", "range", "staleness", "max", "saves")
     best = _table("Best", *columns)
     best.add_row(*_plan_cells(plan.base, plan, workload), "as it is")
     for result in plan.best:
@@ -119,6 +119,7 @@ def _plan_cells(result: Result, plan: Plan, workload: Workload) -> list[str]:
         str(used["steps_per_burst"]),
         f"{used['dispatch_depth']:g}",
         "yes" if setting.two_way else "",
+        f"{setting.backlog:g}" if setting.backlog else "",
         show_hours(result.hours),
         f"{result.hours_min:.1f} - {result.hours_max:.1f}" if result.hours >= 1 else "",
         f"{result.staleness_mean:.2f}",

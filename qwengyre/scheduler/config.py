@@ -39,6 +39,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """How many steps' worth of groups run ahead of a burst [phi]; Q_b = (phi + mu) * B."""
     two_way: bool = False
     """At a boundary give back only as many cells as w and the coming dispatch need, instead of all of them."""
+    backlog: float = 0.0
+    """With `two_way`: steps' worth of executions that may wait for a slot after a publish [beta], so that rollout cells stay full.
+
+    0 returns every cell that would shorten the queue. A deeper backlog saves idle slots and makes executions start later, so it
+    suits dispatch depths at which groups are ready before they are due. `qwengyre plan` finds it.
+    """
     leave_only_for_work: bool = True
     """A satellite leaves only if unclaimed work exists."""
     max_staleness: int | None = None
@@ -61,9 +67,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def __post_init__(self) -> None:
         _at_least(self, 1, "num_cells", "slots_per_cell", "steps", "groups_per_step", "executions_per_group", "steps_per_burst")
         _at_least(self, 1, "slots_per_standalone")
-        _at_least(self, 0, "num_standalone", "dispatch_depth", "evaluation_every_steps")
+        _at_least(self, 0, "num_standalone", "dispatch_depth", "backlog", "evaluation_every_steps")
         if not math.isfinite(self.dispatch_depth):
             raise ValueError("dispatch_depth must be a number: how many steps' worth of groups run ahead")
+        if not math.isfinite(self.backlog):
+            raise ValueError("backlog must be a number: how many steps' worth of executions may wait for a slot")
         depth = self.dispatch_depth + self.steps_per_burst
         if self.max_staleness is not None and depth > self.max_staleness + 1:
             raise ValueError(
@@ -93,6 +101,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         """Training groups dispatched in all once `version` is published: min(S*B, (v + phi + mu) * B)."""
         depth = math.floor((version + self.dispatch_depth + self.steps_per_burst) * self.groups_per_step + 1e-9)
         return min(self.steps * self.groups_per_step, depth)
+
+    @property
+    def num_may_wait(self) -> int:
+        """Executions that may wait for a slot when a publish decides who stays in training: floor(beta * B * N)."""
+        return math.floor(self.backlog * self.groups_per_step * self.executions_per_group + 1e-9)
 
     def burst_end(self, version: int) -> int:
         """Steps done when the burst that began at `version` is over."""

@@ -53,12 +53,18 @@ class Elastic:
         return [cell] if state.has_unclaimed_work or not state.config.leave_only_for_work else []
 
     def num_kept(self, state: State) -> int:
-        """The core alone if it finds data; with `two_way` the longest prefix that w does not need back."""
+        """The core alone if it finds data; with `two_way` the longest prefix that w, less the backlog, does not need back.
+
+        A backlog never keeps the last server from rollout: what waits there is what the step may be waiting for.
+        """
         prefix = state.cells.prefix
         if not prefix or prefix[0].cell != CORE or not state.has_data or state.num_steps_to_open <= 0:
             return 0
-        spare = (state.capacity_total - state.waterlevel) // state.config.slots_per_cell
-        return max(0, min(spare, len(prefix) if state.config.two_way else 1))
+        if not state.config.two_way:
+            return 1 if may_leave(state.waterlevel, state.capacity_total, state.config.slots_per_cell) else 0
+        spare = (state.capacity_total - state.waterlevel + state.config.num_may_wait) // state.config.slots_per_cell
+        num_servers = state.cells.num_alive + sum(state.standalone_alive)
+        return max(0, min(spare, len(prefix), num_servers - 1 if state.waterlevel else num_servers))
 
 
 class Colocate:

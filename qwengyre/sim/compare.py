@@ -70,7 +70,7 @@ def effective(workload: Workload, setting: Setting) -> dict[str, object]:
     if setting.standalone_nodes:
         used["standalone_nodes"] = setting.standalone_nodes
     if setting.policy == "elastic":
-        used |= {"two_way": setting.two_way, "leave_only_for_work": setting.leave_only_for_work}
+        used |= {"two_way": setting.two_way, "backlog": setting.backlog, "leave_only_for_work": setting.leave_only_for_work}
     return used
 
 

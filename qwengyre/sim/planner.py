@@ -1,7 +1,7 @@
-"""The search behind `qwengyre plan`: cells, mu, phi, standalone nodes and switches, by simulation, under a cap on staleness.
+"""The search behind `qwengyre plan`: cells, mu, phi, backlog, standalone nodes and switches, by simulation, under a cap on staleness.
 
-Three rounds: all (mu, phi) with one seed; variations of the best in cells, standalone nodes and switches with one seed; the
-finalists with all seeds. The winner is then measured once more on seeds that nothing was chosen by.
+Three rounds: all (mu, phi), with and without a backlog, with one seed; variations of the best in backlog, cells, standalone nodes
+and switches with one seed; the finalists with all seeds. The winner is then measured once more on seeds that nothing was chosen by.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ from qwengyre.sim.settings import Setting, build
 from qwengyre.sim.workload import Workload
 
 PHI_STEP: Final = 0.25
+BACKLOGS: Final = (0.0, 1.0)
+"""Of the first round. One step's worth is what a burst of one step ends, so it keeps the slots full until the next publish."""
+BACKLOG_STEP: Final = 0.25
+"""Of the variations; half a cell or so on usual pools."""
 NUM_VARIED: Final = 5
 NUM_FINALISTS: Final = 6
 NUM_FRONT: Final = 6
@@ -74,20 +78,24 @@ def plan(source: Source, seeds: Sequence[int], pool: Executor, *, max_staleness:
 
 
 def depths(workload: Workload, cap: int) -> list[Setting]:
-    """All (mu, phi) whose dispatch depth the cap allows: phi + mu <= cap + 1."""
+    """All (mu, phi) whose dispatch depth the cap allows, phi + mu <= cap + 1, with and without a backlog."""
     settings = []
     for mu in range(1, min(cap + 1, workload.steps) + 1):
         for index in range(int((cap + 1 - mu) / PHI_STEP) + 1):
-            settings.append(Setting(steps_per_burst=mu, dispatch_depth=index * PHI_STEP, two_way=True, max_staleness=cap))
+            for backlog in BACKLOGS:
+                settings.append(
+                    Setting(steps_per_burst=mu, dispatch_depth=index * PHI_STEP, two_way=True, backlog=backlog, max_staleness=cap)
+                )
     return settings
 
 
 def variations(workload: Workload, settings: Iterable[Setting]) -> list[Setting]:
-    """Each setting with coarser cells, with some standalone nodes, and with all cells given back at a boundary."""
+    """Each setting with other backlogs, coarser cells, some standalone nodes, and with all cells given back at a boundary."""
     cell = workload.cell_nodes
     varied = []
     for setting in settings:
-        varied.append(replace(setting, two_way=False))
+        varied.append(replace(setting, two_way=False, backlog=0.0))
+        varied += [replace(setting, backlog=max(0.0, setting.backlog + steps * BACKLOG_STEP)) for steps in (-2, -1, 1, 2)]
         varied += [replace(setting, cell_nodes=nodes) for nodes in (2 * cell, 3 * cell)]
         varied += [replace(setting, standalone_nodes=nodes) for nodes in (cell, 2 * cell)]
     return [setting for setting in _distinct(varied) if _fits(workload, setting)]
@@ -152,6 +160,7 @@ def plan_toml(workload: Workload, setting: Setting) -> str:
         f"steps_per_burst = {config.steps_per_burst}",
         f"dispatch_depth = {config.dispatch_depth}",
         f"two_way = {str(config.two_way).lower()}",
+        f"backlog = {config.backlog}",
     ]
     if config.max_staleness is not None:
         lines.append(f"max_staleness = {config.max_staleness}")

@@ -24,6 +24,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     standalone_nodes: int = 0
     """Nodes that only ever roll out."""
     two_way: bool = False
+    backlog: float = 0.0
+    """With `two_way`: steps' worth of executions that may wait for a slot after a publish."""
     leave_only_for_work: bool = True
     max_staleness: int | None = None
     """Hard cap on the staleness of a group."""
@@ -79,6 +81,7 @@ def build(workload: Workload, setting: Setting) -> tuple[SchedulerConfig, Pool]:
         steps_per_burst=workload.steps_per_burst if mu is None else mu,
         dispatch_depth=workload.dispatch_depth if phi is None else phi,
         two_way=setting.two_way,
+        backlog=setting.backlog,
         leave_only_for_work=setting.leave_only_for_work,
         max_staleness=setting.max_staleness,
     )

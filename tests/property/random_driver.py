@@ -179,6 +179,7 @@ def random_config(rng: np.random.Generator) -> SchedulerConfig:
         if mu + phi == int(mu + phi)
         else math.ceil(mu + phi),
         two_way=bool(rng.integers(2)),
+        backlog=float(rng.choice([0.0, 0.0, 0.5, 1.0, 3.0])),
         leave_only_for_work=bool(rng.integers(2)),
         evaluation_every_steps=int(rng.integers(0, 4)),
         evaluate_at_start=bool(rng.integers(2)),

@@ -71,10 +71,13 @@ def extreme_workloads(draw: st.DrawFn) -> Workload:
     policy=st.sampled_from(POLICY_NAMES),
     seed=st.integers(0, 1000),
     two_way=st.booleans(),
+    backlog=st.sampled_from([0.0, 0.5, 1.0, 4.0]),
     data=st.data(),
 )
-def test_runs_end_above_their_bounds(workload: Workload, policy: str, seed: int, two_way: bool, data: st.DataObject):
-    setting = data.draw(st.sampled_from(splits(workload, Setting(policy=policy, two_way=two_way))))
+def test_runs_end_above_their_bounds(
+    workload: Workload, policy: str, seed: int, two_way: bool, backlog: float, data: st.DataObject
+):
+    setting = data.draw(st.sampled_from(splits(workload, Setting(policy=policy, two_way=two_way, backlog=backlog))))
     config, pool = build(workload, setting)
     durations = Durations.draw(workload, seed)
     driver = SimDriver(workload, config, pool, durations)

@@ -18,7 +18,7 @@ def call_simulate(**change: object) -> None:
     simulate(
         **{
             "workload": "nl122_v1", "run": None, "seeds": "2", "policy": None, "override": SHORT, "training_nodes": 0,
-            "standalone_nodes": 0, "two_way": False, "json": None, "html": None, "jobs": 1, **change,
+            "standalone_nodes": 0, "two_way": False, "backlog": 0.0, "json": None, "html": None, "jobs": 1, **change,
         }
     )  # fmt: skip
 

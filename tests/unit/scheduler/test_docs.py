@@ -38,5 +38,6 @@ def test_symbols_are_named_by_fields_that_exist():
         "dispatch_depth",
         "max_staleness",
         "two_way",
+        "backlog",
     ):
         assert field in SchedulerConfig.__struct_fields__ and f"`{field}" in PAGE

@@ -175,6 +175,28 @@ def test_two_way_gives_back_only_the_cells_that_are_needed():
     assert [c.cell for c in out if isinstance(c, cmd.ReturnToRollout)] == [2]
 
 
+@pytest.mark.parametrize(("backlog", "returned"), [(0.0, [1, 2]), (0.5, [2])])
+def test_backlog_keeps_cells_whose_executions_can_wait_for_a_slot(backlog: float, returned: list[int]):
+    play = Play(**{**SMALL, "slots_per_cell": 1}, two_way=True, backlog=backlog)
+    for group in range(4):
+        play.end_group(group, ["a", "b", "c"])
+    play.switch()
+    play.finish_step()
+    out = play.answer(cmd.Publish)
+    assert [c.cell for c in out if isinstance(c, cmd.ReturnToRollout)] == returned
+
+
+def test_backlog_never_keeps_the_last_server_from_those_who_wait():
+    play = Play(**SMALL, two_way=True, backlog=100.0)
+    for group in range(4):
+        play.end_group(group, ["a", "b", "c"])
+    play.switch()
+    assert all(play.state_of(cell) is CellState.TRAINING for cell in range(3))
+    play.finish_step()
+    out = play.answer(cmd.Publish)
+    assert [c.cell for c in out if isinstance(c, cmd.ReturnToRollout)] == [2]
+
+
 def test_cell_in_transit_at_the_boundary_finishes_its_switch_and_turns_round():
     play = Play(**SMALL)
     play.end_group(0, ["a", "b"])

@@ -170,6 +170,14 @@ def test_hard_cap_holds_and_two_way_beats_the_papers_setting_at_equal_maximum():
     assert ours.hours < 0.96 * base.hours
 
 
+def test_a_backlog_keeps_rollout_full_at_the_same_cap():
+    workload = msgspec.structs.replace(WORKLOADS["nl122_v1"], steps=24)
+    bare = Setting(steps_per_burst=1, dispatch_depth=3.0, two_way=True, max_staleness=3)
+    without, with_backlog = simulate(Drawn(workload), [bare, msgspec.structs.replace(bare, backlog=1.0)], [0, 1], Inline())
+    assert with_backlog.staleness_max <= 3
+    assert with_backlog.idle_rollout < without.idle_rollout and with_backlog.hours < 0.98 * without.hours
+
+
 def test_json_has_the_fields_that_are_promised():
     workload = small(steps=3)
     report = compare("mine", Drawn(workload), Setting(), ["elastic", "colocate"], [0, 1], Inline())
