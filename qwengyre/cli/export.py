@@ -150,7 +150,7 @@ def group_advantages_of(scores: Scores, settings: TrajectoryConfig) -> dict[Exec
     for group, members in groups.items():
         dispatch = scores.dispatches.get(group)
         if dispatch is not None and dispatch.kind == "train" and len(members) == dispatch.num_executions:
-            values = group_advantages([done.outcome for done in members], divide_by_std=settings.divide_by_std)
+            values = group_advantages([done.outcome for done in members], divide_by_std=bool(settings.divide_by_std))
             advantages |= {done.execution: value for done, value in zip(members, values, strict=True)}
     return advantages
 

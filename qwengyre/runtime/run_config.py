@@ -15,6 +15,7 @@ from qwengyre.runtime.config import EvaluationConfig, PolicyConfig, RuntimeConfi
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.published import PUBLISHED
 from qwengyre.trajectory.config import TrajectoryConfig
 from qwengyre.transfer.config import TransferConfig
 from qwengyre.warmup.config import WarmupConfig
@@ -38,6 +39,10 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     warmup: WarmupConfig = WarmupConfig()
 
     def __post_init__(self) -> None:
+        if self.trajectory.divide_by_std is None:
+            divides = PUBLISHED[self.trainer.objective].divides_by_std
+            trajectory = msgspec.structs.replace(self.trajectory, divide_by_std=divides)
+            msgspec.structs.force_setattr(self, "trajectory", trajectory)
         if self.runtime.launcher == "ray" and self.transfer.carrier == "shm":
             raise ValueError(
                 'transfer.carrier "shm" does not reach other hosts: with launcher "ray" use "tcp" or leave it at "auto"'

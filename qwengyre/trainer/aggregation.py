@@ -1,7 +1,7 @@
 """How token losses become the loss of a step: a weight per token now, one division when the step closes.
 
     name         loss of a step                                               weight of a token     divided by
-    two-level    1/E sum over executions of 1/T_e sum over tokens (default)   1 / T_e               executions E
+    two-level    1/E sum over executions of 1/T_e sum over tokens   1 / T_e               executions E
     token        sum over tokens / tokens (DAPO, arXiv 2503.14476, eq. 8)     1                     trained tokens
     sequence     mean over trajectories of their token mean (GRPO, GSPO)      1 / |O_i|             trained trajectories
     constant     sum over tokens / constant, mean over trajectories           1 / constant          trained trajectories
@@ -16,16 +16,17 @@ import math
 
 import numpy as np
 
-from qwengyre.trainer.config import AggregationName, TrainerConfig
+from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.published import AggregationName
 
 
 def token_weights(config: TrainerConfig, execution_tokens_O: np.ndarray, trajectory_tokens_O: np.ndarray) -> np.ndarray:
     """Weight of each token (O,), from T_e of its execution and |O_i| of its trajectory, both by token."""
-    if config.aggregation == "two-level":
+    if config.aggregates == "two-level":
         return 1.0 / execution_tokens_O
-    if config.aggregation == "sequence":
+    if config.aggregates == "sequence":
         return 1.0 / trajectory_tokens_O
-    if config.aggregation == "constant":
+    if config.aggregates == "constant":
         return np.full(len(execution_tokens_O), 1.0 / config.sequence_constant)
     return np.ones(len(execution_tokens_O))
 

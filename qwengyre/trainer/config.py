@@ -7,8 +7,7 @@ from typing import Literal
 
 import msgspec
 
-ObjectiveName = Literal["gspo-capped", "gspo", "grpo", "dr-grpo", "dapo", "cispo", "reinforce-pp"]
-AggregationName = Literal["two-level", "token", "sequence", "constant"]
+from qwengyre.trainer.published import PUBLISHED, AggregationName, ObjectiveName
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,15 +26,21 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_gradient_norm: float = 1.0
     """The gradient is scaled down to this L2 norm, after the division by the number of executions."""
     objective: ObjectiveName = "gspo-capped"
-    """Loss of a token. `gspo-capped` is this project's reading of the paper (trainer/objectives.py)."""
-    aggregation: AggregationName = "two-level"
-    """How token losses become one number. `two-level`: mean in an execution, then over executions."""
-    normalize_advantages: bool = False
-    """Divide by the standard deviation of the advantages over the whole step, as REINFORCE++ does. Not with a KL term."""
-    clip_low: float = 0.005
-    """Sequence (GSPO) or token (GRPO, DAPO) importance ratios below 1 - clip_low are clipped when A < 0."""
-    clip_high: float = 0.005
-    """Ratios above 1 + clip_high are clipped when A > 0."""
+    """Loss of a token, with the clipping, aggregation and advantages that it was published with (table in docs/training.md).
+
+    `gspo-capped` is this project's reading of the paper.
+    """
+    aggregation: AggregationName | None = None
+    """How token losses become one number. Unset: as the objective was published. `two-level`: mean in an execution, then over executions."""
+    normalize_advantages: bool | None = None
+    """Divide by the standard deviation of the advantages over the whole step. Unset: yes for `reinforce-pp`. Not with a KL term."""
+    clip_low: float | None = None
+    """Sequence (GSPO) or token (GRPO, DAPO) importance ratios below 1 - clip_low are clipped when A < 0; 1 is no bound.
+
+    Unset: as the objective was published. The 0.005 of `gspo-capped` is for trajectories of many thousand tokens: widen it for short ones.
+    """
+    clip_high: float | None = None
+    """Ratios above 1 + clip_high are clipped when A > 0. Unset: as the objective was published."""
     token_weight_cap: float = 5.0
     """Token importance weights between engine and trainer are truncated here."""
     kl_coefficient: float = 0.0
@@ -68,12 +73,33 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         for name in ("warmup_steps", "weight_decay", "kl_coefficient", "clip_low", "clip_high", "merge_prompt_tokens"):
-            if not getattr(self, name) >= 0:
+            if (value := getattr(self, name)) is not None and not value >= 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
-        if self.normalize_advantages and self.kl_coefficient:
-            raise ValueError("normalize_advantages needs kl_coefficient = 0: it would scale the KL term too")
-        if self.clip_low >= 1:
-            raise ValueError(f"clip_low must be below 1, not {self.clip_low}")
+        if self.normalizes_advantages and self.kl_coefficient:
+            raise ValueError(
+                "normalize_advantages needs kl_coefficient = 0, since it would scale the KL term too: set one of them to false or 0"
+            )
+        if self.clip_low is not None and self.clip_low > 1:
+            raise ValueError(f"clip_low must be at most 1, not {self.clip_low}")
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """Least and greatest importance ratio that is not clipped: (1 - low, 1 + high)."""
+        published = PUBLISHED[self.objective]
+        low = published.clip_low if self.clip_low is None else self.clip_low
+        return 1 - low, 1 + (published.clip_high if self.clip_high is None else self.clip_high)
+
+    @property
+    def aggregates(self) -> AggregationName:
+        """The aggregation that holds: the one set, or the objective's own."""
+        return self.aggregation or PUBLISHED[self.objective].aggregation
+
+    @property
+    def normalizes_advantages(self) -> bool:
+        """Whether advantages are divided by their standard deviation over the step."""
+        if self.normalize_advantages is None:
+            return PUBLISHED[self.objective].normalizes_advantages
+        return self.normalize_advantages

@@ -1,16 +1,14 @@
 """Losses of trained tokens, behind one interface: a batch of tokens in, a loss per token out.
 
-`O` trained tokens, `J` trajectories. How token losses become one number is `aggregation`'s business. r_t is
+`O` trained tokens, `J` trajectories. How token losses become one number is `aggregation`'s business; what else an objective was
+published with is in `published`. r_t is
 logp_theta - recorded log-prob, where each token was recorded under the policy version that sampled it.
 
     name          ratio      clipping                                       source
     gspo-capped   token      sequence: no gradient outside, weight capped   this project's reading of the paper
     gspo          sequence   sequence                                       arXiv 2507.18071, eq. 5-7
-    grpo          token      token                                          arXiv 2402.03300, eq. 3
-    dr-grpo       token      token                                          arXiv 2503.20783, eq. 2 (differs in aggregation and advantage)
-    dapo          token      token, clip_high > clip_low                    arXiv 2503.14476, eq. 8
     cispo         token      weight only: every token keeps its gradient    arXiv 2506.13585, eq. 4-5
-    reinforce-pp  token      token                                          arXiv 2501.03262, eq. 5 (baseline variant: group mean)
+    all others    token      token                                          arXiv 2402.03300, eq. 3
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor
 
 from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.published import ObjectiveName
 
 
 class TokenBatch(NamedTuple):
@@ -79,7 +78,7 @@ def token_clipped(batch: TokenBatch, config: TrainerConfig) -> TokenLoss:
 def cispo(batch: TokenBatch, config: TrainerConfig) -> TokenLoss:
     """-A * stopgrad(clip(e^{r_t}, 1 - low, 1 + high)) * logp_theta."""
     ratio_O = torch.exp((batch.logp_O - batch.behavior_O).detach())
-    weight_O = ratio_O.clamp(1 - config.clip_low, 1 + config.clip_high)
+    weight_O = ratio_O.clamp(*config.clip_range)
     return TokenLoss(
         -batch.advantage_O * weight_O * batch.logp_O, torch.zeros_like(ratio_O, dtype=torch.bool), weight_O != ratio_O
     )
@@ -92,18 +91,18 @@ def kl_to_reference(batch: TokenBatch) -> Tensor:
 
 
 def _surrogate(ratio_O: Tensor, batch: TokenBatch, config: TrainerConfig) -> TokenLoss:
-    clamped_O = ratio_O.clamp(1 - config.clip_low, 1 + config.clip_high)
+    clamped_O = ratio_O.clamp(*config.clip_range)
     loss_O = -torch.minimum(ratio_O * batch.advantage_O, clamped_O * batch.advantage_O)
     clipped_O = _outside(ratio_O.detach(), batch.advantage_O, config)
     return TokenLoss(loss_O, clipped_O, torch.zeros_like(clipped_O))
 
 
 def _outside(ratio_O: Tensor, advantage_O: Tensor, config: TrainerConfig) -> Tensor:
-    above_O = (advantage_O > 0) & (ratio_O > 1 + config.clip_high)
-    return above_O | ((advantage_O < 0) & (ratio_O < 1 - config.clip_low))
+    least, greatest = config.clip_range
+    return ((advantage_O > 0) & (ratio_O > greatest)) | ((advantage_O < 0) & (ratio_O < least))
 
 
-OBJECTIVES: Final[dict[str, Objective]] = {
+OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
     "gspo-capped": gspo_capped,
     "gspo": gspo,
     "grpo": token_clipped,

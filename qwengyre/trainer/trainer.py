@@ -95,9 +95,9 @@ class Trainer:
         sums = self.flat.gradient if summed is None else summed
         num_tokens, num_trajectories, squared_advantages = sums[-NUM_COUNTERS:].tolist()
         by = divisor(
-            self.config.aggregation, num_executions=num_executions, num_tokens=num_tokens, num_trajectories=num_trajectories
+            self.config.aggregates, num_executions=num_executions, num_tokens=num_tokens, num_trajectories=num_trajectories
         )
-        if self.config.normalize_advantages:
+        if self.config.normalizes_advantages:
             by *= advantage_deviation(num_executions, squared_advantages)
         gradient_N = sums[:-NUM_COUNTERS] / by if by else sums[:-NUM_COUNTERS] * 0
         norm = self.flat.norm(gradient_N) if by else math.nan

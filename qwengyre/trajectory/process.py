@@ -41,7 +41,7 @@ def process_group(
     Executions with nothing to compute (placeholder, advantage 0, no trainable token) have no trajectories, but stand in the list. The
     choice depends on `seed` and the execution's id only. Raises RecordError for records that do not join.
     """
-    advantages = group_advantages([execution.outcome for execution in finished], divide_by_std=config.divide_by_std)
+    advantages = group_advantages([execution.outcome for execution in finished], divide_by_std=bool(config.divide_by_std))
     processed: list[TrainingExecution] = []
     for execution, advantage in zip(finished, advantages, strict=True):
         if advantage is None:

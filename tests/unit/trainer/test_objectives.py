@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
 import torch
 
+from qwengyre.runtime.run_config import RunConfig
+from qwengyre.trainer import published
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.objectives import OBJECTIVES, TokenBatch, coefficients, kl_to_reference
+from qwengyre.trainer.published import PUBLISHED, ObjectiveName
 
 LOG = math.log
 
@@ -26,8 +32,10 @@ def batch(ratios, *, reference=None):
     )
 
 
-def solve(name, ratios, **changes):
-    config = TrainerConfig(objective=name, **{"clip_low": 0.2, "clip_high": 0.2, **changes})
+def solve(name, ratios, clip=0.2, **changes):
+    """With a symmetric `clip`; None for the clipping that the objective was published with."""
+    clipping = {} if clip is None else {"clip_low": clip, "clip_high": clip}
+    config = TrainerConfig(objective=name, **clipping, **changes)
     coef_O, loss = coefficients(batch(ratios), torch.ones(3, dtype=torch.float64), config)
     return coef_O.tolist(), loss
 
@@ -59,7 +67,7 @@ def test_gspo_capped_drops_a_trajectory_beyond_the_range_in_the_direction_of_its
 
 def test_gspo_capped_default_range_is_the_paper_s():
     config = TrainerConfig()
-    assert (1 - config.clip_low, 1 + config.clip_high, config.token_weight_cap) == (0.995, 1.005, 5.0)
+    assert (*config.clip_range, config.token_weight_cap) == (0.995, 1.005, 5.0)
 
 
 def test_gspo_spreads_the_sequence_ratio_s_gradient_over_its_tokens():
@@ -87,7 +95,7 @@ def test_token_clipped_objectives_take_the_pessimistic_bound(name):
 
 
 def test_dapo_clips_higher_above_than_below():
-    coef_O, loss = solve("dapo", [1.25, 1.3, 0.85], clip_low=0.2, clip_high=0.28)
+    coef_O, loss = solve("dapo", [1.25, 1.3, 0.85], clip=None)
     assert coef_O == near(-1.25, 0.0, 1.7)
     assert loss.loss_O.tolist() == near(-1.25, -1.28, 1.7)
 
@@ -96,6 +104,37 @@ def test_cispo_clips_the_weight_and_keeps_every_gradient():
     coef_O, loss = solve("cispo", [3.0, 0.5, 1.0])
     assert coef_O == near(-1.2, -0.8, 2.0)
     assert loss.capped_O.tolist() == [True, True, False] and not loss.clipped_O.any()
+
+
+def test_cispo_as_published_has_no_lower_bound():
+    coef_O, loss = solve("cispo", [6.0, 0.01, 0.01], clip=None)
+    assert coef_O == near(-5.0, -0.01, 0.02)
+    assert loss.capped_O.tolist() == [True, False, False]
+
+
+def test_every_objective_says_what_it_was_published_with():
+    assert PUBLISHED.keys() == OBJECTIVES.keys() == set(get_args(ObjectiveName))
+    rows = [row.split() for row in published.__doc__.splitlines() if row.startswith("    ") and row.split()[0] in PUBLISHED]
+    told = {name: (float(low), float(high), aggregation) for name, low, high, aggregation, *_ in rows}
+    assert told == {name: entry[:3] for name, entry in PUBLISHED.items()}
+    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf-8")
+    for name, low, high, aggregation, *_ in rows:
+        assert f"| `{name}` | {low} | {high} | `{aggregation}` |" in page
+
+
+def test_dapo_is_dapo_unless_a_key_says_otherwise():
+    dapo = TrainerConfig(objective="dapo")
+    assert dapo.clip_range == (0.8, 1.28) and dapo.aggregates == "token" and not dapo.normalizes_advantages
+    changed = TrainerConfig(objective="dapo", clip_high=0.5, aggregation="two-level", normalize_advantages=True)
+    assert changed.clip_range == (0.8, 1.5) and changed.aggregates == "two-level" and changed.normalizes_advantages
+
+
+@pytest.mark.parametrize(("objective", "divides"), [("gspo-capped", False), ("grpo", True), ("dr-grpo", False), ("dapo", True)])
+def test_a_run_scales_advantages_as_its_objective_was_published(objective, divides):
+    tables = {"tasks": {"train": "t"}, "harness": {"command": ["h"]}, "trainer": {"objective": objective}}
+    assert msgspec.convert(tables, RunConfig).trajectory.divide_by_std is divides
+    own = {**tables, "trajectory": {"divide_by_std": not divides}}
+    assert msgspec.convert(own, RunConfig).trajectory.divide_by_std is not divides
 
 
 def test_kl_estimate_and_its_gradient():
