@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from checks.faults import network
 from checks.faults.evidence import expect_nothing_lost, expect_only_made_tokens, made_tokens, notes
+from checks.faults.network import Network, network
 from checks.faults.plan import Fault, Noted, Script
 from qwengyre.rpc.heartbeat import HEARTBEATS_PER_ANSWER, MISSES_UNTIL_LOST
 from qwengyre.telemetry.folder import RunFolder
@@ -25,7 +25,7 @@ from tests.integration.run_kit import RunKit, executions_done, metrics, summary
 HEARTBEAT_S = 0.4
 DETECTED_WITHIN_S = MISSES_UNTIL_LOST * (HEARTBEATS_PER_ANSWER + 1) * HEARTBEAT_S
 SLACK_S = 5.0
-"""For a machine that does other things too."""
+"""An answer that comes late is asked for again."""
 
 SMALL_STEPS = ("scheduler.groups_per_step=4", "scheduler.executions_per_group=2")
 """A micro-step for each group: enough that every member of a step claims some."""
@@ -104,12 +104,12 @@ CONTROLLER = [
 class FaultyRun:
     """A run with faults, from its script to what must hold when it has ended."""
 
-    def __init__(self, folder: Path, faults: Sequence[Fault], *settings: str, steps: int, in_namespaces: bool = False) -> None:
+    def __init__(self, folder: Path, faults: Sequence[Fault], *settings: str, steps: int, network: Network | None = None) -> None:
         self.kit = RunKit(folder, steps=steps, turns=3, max_tokens=16)
         self.faults, self.steps = list(faults), steps
         self.made, self.notes = folder / "made", folder / "notes.jsonl"
         self.made.mkdir()
-        self._in_namespaces = in_namespaces
+        self._network = network
         self.settings = [
             f"runtime.heartbeat_s={HEARTBEAT_S}",
             *SMALL_STEPS,
@@ -119,7 +119,7 @@ class FaultyRun:
 
     def run(self, faults: Sequence[Fault], *arguments: str) -> int:
         """The exit code of one life of the controller, in which `faults` strike."""
-        script = Script(list(faults), str(self.notes), str(self.made), self._in_namespaces)
+        script = Script(list(faults), str(self.notes), str(self.made), self._network)
         script_file = self.kit.folder / "script.json"
         script_file.write_bytes(msgspec.json.encode(script))
         given = arguments or (str(self.kit.run_file), "--runs-dir", str(self.kit.folder / "runs"), *self._set())
@@ -158,9 +158,9 @@ class FaultyRun:
 
 
 @pytest.fixture
-def links() -> Iterator[None]:
-    with network.network(["cell-0", "cell-1", "cell-2", "standalone-0"]):
-        yield
+def links() -> Iterator[Network]:
+    with network(["cell-0", "cell-1", "cell-2", "standalone-0"]) as made:
+        yield made
 
 
 def expect_one_life(run: FaultyRun) -> None:
@@ -183,8 +183,8 @@ def test_processes_that_stall_are_found_and_those_that_pause_are_left_alone(tmp_
     run.expect_found_in_time()
 
 
-def test_cells_whose_link_is_cut_are_found_and_dropped_connections_cost_nothing(tmp_path: Path, links: None):
-    run = FaultyRun(tmp_path, CUT_OFF, *TOGETHER, "transfer.carrier=tcp", "transfer.deadline_s=5", steps=20, in_namespaces=True)
+def test_cells_whose_link_is_cut_are_found_and_dropped_connections_cost_nothing(tmp_path: Path, links: Network):
+    run = FaultyRun(tmp_path, CUT_OFF, *TOGETHER, "transfer.carrier=tcp", "transfer.deadline_s=5", steps=20, network=links)
     expect_one_life(run)
     run.expect_found_in_time()
 

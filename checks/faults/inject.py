@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from checks.faults import network
+from checks.faults.network import drop_connections_of_port
 from checks.faults.plan import PAUSE_S, Fault, Noted, Script
 from qwengyre.cell import api
 from qwengyre.cell.cell import CellSpec
@@ -43,11 +43,12 @@ class Injector:
         self.coming = list(script.faults)
         self.struck: Fault | None = None
         self.num_missed = 0
+        self.passed_s = 0.0
         self.controller: Controller | None = None
         self.run: train.Run | None = None
 
     def note(self, event: str, who: str = "") -> None:
-        line = msgspec.json.encode(Noted(self.struck.name, event, time.monotonic(), who)) + b"\n"
+        line = msgspec.json.encode(Noted(self.struck.name, event, self.passed_s, who)) + b"\n"
         with open(self.script.notes, "ab") as file:
             file.write(line)
 
@@ -81,11 +82,11 @@ class Injector:
             case "pause":
                 self.pause(self.pid(fault.victim))
             case "cut":
-                network.cut(fault.victim)
+                self.script.network.cut(fault.victim)
             case "reset" if fault.victim == "harness":
-                network.drop_connections_of_port(self.run._gateway_process.port)
+                drop_connections_of_port(self.run._gateway_process.port)
             case "reset":
-                network.drop_connections(fault.victim)
+                self.script.network.drop_connections(fault.victim)
         if fault.how in ("pause", "reset") or fault.victim in ("harness", "evaluator"):
             asyncio.get_running_loop().call_later(2 * PAUSE_S, self.over)
 
@@ -124,7 +125,7 @@ class Injector:
             return
         self.note("lost", server)
         if self.struck.how == "cut" and server == self.struck.victim:
-            network.mend(server)
+            self.script.network.mend(server)
 
     def back(self, server: str) -> None:
         if self.struck is not None:
@@ -140,6 +141,12 @@ class Injector:
         deadline = time.monotonic() + START_DEADLINE_S
         while self.struck is not None and self.struck.victim != "cell-0" and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
+
+    async def keep_time(self) -> None:
+        """Heartbeats and their deadlines are late when the machine is busy, and so is this."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            self.passed_s += POLL_S
 
     async def watch_rollout(self) -> None:
         """Faults that strike while calls run, and those of programs that no order names."""
@@ -192,14 +199,16 @@ def cells_that_write_down(script: Script) -> None:
     async def start_recording(*command: str, **options):
         if "qwengyre.cell.cell" in command:
             words = (sys.executable, "-m", "checks.faults.recording_cell", script.made)
-            if script.in_namespaces:
-                words = ("ip", "netns", "exec", network.namespace(Path(command[-1]).stem), *words)
+            if script.network is not None:
+                words = ("ip", "netns", "exec", script.network.namespace(Path(command[-1]).stem), *words)
             command = (*words, *command)
         return await start(*command, **options)
 
     async def launch_in_namespace(self: LocalLauncher, name: str, spec: CellSpec) -> LocalLife:
-        here = LocalLauncher(self._private, self._logs, self._start_timeout_s, network.address(name))
-        return await launch(here if script.in_namespaces else self, name, spec)
+        if script.network is None:
+            return await launch(self, name, spec)
+        there = LocalLauncher(self._private, self._logs, self._start_timeout_s, script.network.address(name))
+        return await launch(there, name, spec)
 
     asyncio.create_subprocess_exec, LocalLauncher.launch = start_recording, launch_in_namespace
 
@@ -240,11 +249,12 @@ def wrap(injector: Injector) -> None:
         injector.back("gateway")
 
     async def watched_run(self, restart=()) -> None:
-        watching = asyncio.create_task(injector.watch_rollout())
+        watching = [asyncio.create_task(task) for task in (injector.watch_rollout(), injector.keep_time())]
         try:
             await run_controller(self, restart)
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
 
     async def known_assemble(self, stack) -> Controller:
         injector.run, injector.controller = self, await assemble(self, stack)

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from checks.faults.network import Network
+
 How = Literal["kill", "stall", "pause", "cut", "reset"]
 """SIGKILL; SIGSTOP for good; SIGSTOP for `PAUSE_S`; its network link down; its TCP connections dropped."""
 PAUSE_S = 1.0
@@ -31,7 +33,7 @@ class Noted(msgspec.Struct, frozen=True):
     fault: str
     event: Literal["struck", "lost", "back"]
     at: float
-    """Seconds of the monotonic clock, which all processes of this machine share."""
+    """Seconds by the controller's event loop, which pass more slowly when the machine has other work."""
     who: str = ""
 
 
@@ -43,5 +45,5 @@ class Script(msgspec.Struct, frozen=True):
     """File of `Noted` lines."""
     made: str
     """Folder where every cell writes down the tokens that it makes."""
-    in_namespaces: bool = False
-    """Every cell in a network namespace of its own, so that its link can be cut."""
+    network: Network | None = None
+    """Every cell in a namespace of this network, so that its link can be cut."""
