@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart quickstart-ray quickstart-vllm setup setup-vllm test test-vllm test-mooncake test-ray test-faults test-recurrence test-harnesses lint bubblewrap clean help
+.PHONY: quickstart quickstart-ray quickstart-vllm setup setup-vllm test test-vllm test-mooncake test-ray test-faults test-recurrence test-models test-harnesses lint bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -36,6 +36,9 @@ test-mooncake: setup  ## Installs Mooncake (needs the system library libibverbs1
 test-recurrence: setup  ## Gated delta nets over trees against another implementation, which is installed for it.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps tree-recurrence==0.1.1 trl==1.16.0
 	$(BIN)/python -m pytest checks/test_tree_recurrence.py
+
+test-models: setup  ## Every causal language model of transformers, tiny: exact over trees, or refused with a reason. Some minutes.
+	$(BIN)/python -m pytest checks/test_models.py
 
 HARNESSES := .harnesses
 test-harnesses: setup $(patsubst %,$(HARNESSES)/%/.installed,node mini-swe-agent aider-chat)  ## Slow: harnesses of others, installed and run unchanged.

@@ -13,9 +13,9 @@ from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from qwengyre.bench import trl_rows
+from qwengyre.models.recurrences import CONV, RULE
 from qwengyre.testing.training import every_token, flat_gradient, random_paths, tiny_hybrid
 from qwengyre.trainer.config import TrainerConfig
-from qwengyre.trainer.linear_attention import CONV, RULE
 from qwengyre.trainer.tree_model import TreeModel
 from qwengyre.trajectory.layout import build_row
 

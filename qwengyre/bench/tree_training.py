@@ -196,7 +196,7 @@ class Work:
         AttentionMaskInterface.register("bench-dense", lambda *a, **k: None)
         model = TreeModel(self.model, TrainerConfig(chunk_tokens=1 << 20))
         model.model.set_attn_implementation("bench-dense")
-        model.num_attention_layers = 0
+        model.calls = None
         return model.train(self.row, self.targets, lambda logp: self.coef_O).logp_O
 
     def trl(self, packing: ModuleType) -> Tensor:
@@ -217,7 +217,7 @@ class Work:
         coef_R[self.token_row_O] = self.coef_O
         model = TreeModel(self.model, TrainerConfig(chunk_tokens=1 << 20))
         model.model.set_attn_implementation(trl_rows.register(packed))
-        model.num_attention_layers = 0
+        model.calls = None
         logp_R[at_O] = model.train(row, targets, lambda logp: coef_R[at_O]).logp_O
         return logp_R[self.token_row_O]
 

@@ -121,8 +121,8 @@ def every_token(row: TreeRow) -> tuple[Targets, np.ndarray]:
 def paths_alone(
     model: nn.Module, paths: Sequence[LayoutPath], row: TreeRow, token_row_O: np.ndarray, coef_O: np.ndarray
 ) -> tuple[np.ndarray, Tensor]:
-    """The oracle: log-probs (O,) and the flat gradient of sum(coef * logp), each path by itself with plain SDPA."""
-    model.set_attn_implementation("sdpa")
+    """The oracle: log-probs (O,) and the flat gradient of sum(coef * logp), each path by itself by the model's own attention."""
+    model.set_attn_implementation("eager")
     model.zero_grad()
     coef_R, logp_R, seen = np.zeros(row.num_rows), np.zeros(row.num_rows), set()
     coef_R[token_row_O] = coef_O

@@ -2,61 +2,63 @@
 
 `n` rows of this call, `R` rows of the whole row, `Hk` key heads, `G` query heads per key head, `d` head size.
 
-Registered with transformers as `qwengyre-chains`; the plan travels as the forward keyword `tree`. Query heads
-that share keys are folded into rows of one head where a rectangle has more keys than rows. Every block is
-differentiated with the *merged* output and log-sum-exp (softmax over a union of blocks: FlashAttention-2, arXiv
-2307.08691, section 3.1), so that dK and dV accumulate in place and nothing is gathered or kept twice.
+Query heads that share keys are folded into rows of one head where a rectangle has more keys than rows. Every block is
+differentiated with the *merged* output and log-sum-exp (softmax over a union of blocks: FlashAttention-2, arXiv 2307.08691,
+section 3.1), so that dK and dV accumulate in place and nothing is gathered or kept twice. A sink is one more block, of one key
+without a value.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from qwengyre.trainer.cache import LayerCache, TreePlan
+from qwengyre.trainer import sinks
+from qwengyre.trainer.cache import LayerCache
 from qwengyre.trainer.kernels import kernel_for
-from qwengyre.trainer.windows import WindowAttention
+from qwengyre.trainer.path_attention import PathAttention
 
-NAME = "qwengyre-chains"
-
-
-def register() -> None:
-    """Make `attn_implementation="qwengyre-chains"` known to transformers. Doing it again changes nothing."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(NAME, chain_attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
+if TYPE_CHECKING:
+    from qwengyre.models.plan import Scores
+    from qwengyre.trainer.tree_plan import TreePlan
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The plan says who sees whom."""
+def attend(query: Tensor, key: Tensor, value: Tensor, tree: TreePlan, scores: Scores) -> Tensor:
+    """query (1, Hk * G, n, d), key (1, Hk, n, d), value (1, Hk, n, e) -> (1, n, Hk * G, e)."""
+    width = value.shape[3]
+    query, key, value = same_width(query, key, value)
+    cache = tree.kept(key, value)
+    window = scores.sees.window(tree.longest)
+    over = ChainAttention if window is not None and window >= tree.longest else PathAttention
+    return over.apply(query, key, value, scores.sinks_H, tree, scores, cache)[..., :width]
 
 
-def chain_attention(
-    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
-    """transformers' attention signature: query (1, Hk * G, n, d), key and value (1, Hk, n, d) -> (1, n, Hk * G, d).
-
-    Of `options`, `tree` is ours; `scaling` and `sliding_window` come from the layer.
-    """
-    tree: TreePlan | None = options.get("tree")
-    if tree is None:
-        raise TypeError(f"attention {NAME!r} needs the keyword `tree`; call the model through trainer.tree_model")
-    tree.attention_calls += 1
-    cache = tree.layer(module.layer_idx, key, value)
-    scale = options.get("scaling") or query.shape[-1] ** -0.5
-    window = options.get("sliding_window")
-    if window is not None and tree.longest > window:
-        return WindowAttention.apply(query, key, value, tree, window, scale, cache), None
-    return ChainAttention.apply(query, key, value, tree, scale, cache), None
+def same_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Zeros behind whichever is narrower, keys or values: the kernels take one width, and zeros change nothing."""
+    missing = key.shape[3] - value.shape[3]
+    if missing > 0:
+        value = F.pad(value, (0, missing))
+    elif missing < 0:
+        query, key = F.pad(query, (0, -missing)), F.pad(key, (0, -missing))
+    return query, key, value
 
 
 class ChainAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query: Tensor, key: Tensor, value: Tensor, tree: TreePlan, scale: float, cache: LayerCache | None):
-        kernel = kernel_for(query)
+    def forward(
+        ctx,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        sinks_H: Tensor | None,
+        tree: TreePlan,
+        scores: Scores,
+        cache: LayerCache | None,
+    ):
+        kernel, scale = kernel_for(query, scores.cap), scores.scale
         heads, keys, values = _views(query, key, value, cache)
         groups, n = heads.shape[1], heads.shape[2]
         out = query.new_empty(1, n, query.shape[1], query.shape[3])
@@ -72,14 +74,16 @@ class ChainAttention(torch.autograd.Function):
             rows, cols = slice(block.row_start - first, block.row_end - first), slice(block.key_start, block.key_end)
             part, part_lse = kernel.forward(heads[:, :, rows], keys[:, :, cols], values[:, :, cols], False, scale)
             _merge(out_heads[:, :, rows], lse[:, :, rows], part, part_lse)
-        ctx.save_for_backward(query, key, value, out, lse)
-        ctx.tree, ctx.scale, ctx.cache = tree, scale, cache
+        if sinks_H is not None:
+            sinks.merge(out_heads, lse, sinks_H)
+        ctx.save_for_backward(query, key, value, out, lse, sinks_H)
+        ctx.tree, ctx.kernel, ctx.scale, ctx.cache = tree, kernel, scale, cache
         return out
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        query, key, value, out, lse = ctx.saved_tensors
-        kernel, scale, cache, squares = kernel_for(query), ctx.scale, ctx.cache, ctx.tree.squares
+        query, key, value, out, lse, sinks_H = ctx.saved_tensors
+        kernel, scale, cache, squares = ctx.kernel, ctx.scale, ctx.cache, ctx.tree.squares
         heads, keys, values = _views(query, key, value, cache)
         grad_heads, out_heads = _heads(grad, key.shape[1]), _heads(out, key.shape[1])
         d_query = torch.zeros_like(out)
@@ -100,8 +104,9 @@ class ChainAttention(torch.autograd.Function):
             d_heads[:, :, rows] += dq.reshape(d_heads[:, :, rows].shape)
             d_key[:, cols] += dk.sum(1)
             d_value[:, cols] += dv.sum(1)
-        own = slice(first, squares.end)
-        return d_query.transpose(1, 2), d_key[:, own][None], d_value[:, own][None], None, None, None
+        own = ctx.tree.own
+        d_sinks_H = None if sinks_H is None else sinks.gradient(grad_heads, out_heads, lse, sinks_H)
+        return d_query.transpose(1, 2), d_key[:, own][None], d_value[:, own][None], d_sinks_H, None, None, None
 
 
 def _heads(rows: Tensor, key_heads: int) -> Tensor:

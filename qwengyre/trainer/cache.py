@@ -1,20 +1,18 @@
-"""What attention needs to know of the row it works on: who sees whom, and the keys of rows computed in other chunks.
+"""What the chunks of a row hand to later chunks, and the gradients that come back: keys and values, and the states of recurrent layers.
 
-`R` rows of the whole row, `Hk` key heads, `d` head size.
+`R` rows of the whole row, `Hk` key heads, `d` and `e` widths of a key and a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from qwengyre.trajectory.layout import Squares, TreeRow
-
 
 class LayerCache:
-    """Keys and values of all rows of one layer, and the gradients that later rows have sent to them. (Hk, R, d) each."""
+    """Keys (Hk, R, d) and values (Hk, R, e) of all rows of one layer, and the gradients that later rows have sent to them."""
 
     __slots__ = ("d_key", "d_value", "key", "value")
 
@@ -24,6 +22,11 @@ class LayerCache:
         self.d_key: Tensor | None = None
         self.d_value: Tensor | None = None
 
+    def write(self, rows: slice, key: Tensor, value: Tensor) -> None:
+        """Keep keys and values (1, Hk, len(rows), ...) of these rows."""
+        self.key[:, rows] = key[0].detach()
+        self.value[:, rows] = value[0].detach()
+
     def gradients(self) -> tuple[Tensor, Tensor]:
         """The running dK and dV; zero at first use."""
         if self.d_key is None:
@@ -31,35 +34,63 @@ class LayerCache:
         return self.d_key, self.d_value
 
 
+Export = tuple[Tensor, Callable[[], Tensor | None]]
+"""A tensor of one chunk that later chunks read, and what gives the gradient that came back (None: none did)."""
+
+
+class Store:
+    """Values after rows that rows of later chunks read, and the gradients that those send back."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Tensor] = {}
+        self.gradients: dict[int, Tensor] = {}
+
+    def fetch(self, rows: list[int], anchor: Tensor) -> Tensor:
+        """Values after `rows` (len(rows), ...), differentiable when `anchor` is."""
+        return _Fetch.apply(anchor, self, rows)
+
+    def keep(self, rows: Sequence[int], values: Tensor) -> list[Export]:
+        """Store `values` (len(rows), ...); in the backward of this chunk what later chunks sent back is their gradient."""
+        self.values.update(zip(rows, values.detach(), strict=True))
+        return [(values, lambda: self._sent_back(rows, values))] if values.requires_grad else []
+
+    def _sent_back(self, rows: Sequence[int], values: Tensor) -> Tensor | None:
+        found = [(i, self.gradients.pop(row)) for i, row in enumerate(rows) if row in self.gradients]
+        if not found:
+            return None
+        gradient = torch.zeros_like(values)
+        for i, sent in found:
+            gradient[i] = sent
+        return gradient
+
+
+class _Fetch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, anchor: Tensor, store: Store, rows: list[int]) -> Tensor:
+        ctx.store, ctx.rows = store, rows
+        return torch.stack([store.values[row] for row in rows]) if rows else anchor.new_empty(0, *anchor.shape[1:])
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        for row, sent in zip(ctx.rows, grad, strict=True):
+            before = ctx.store.gradients.get(row)
+            ctx.store.gradients[row] = sent.clone() if before is None else before + sent
+        return None, None, None
+
+
 class RowCache:
-    """`LayerCache` by layer, made at first use."""
+    """What the chunks of one row share, by the place of the layer's call in a pass; made at first use."""
 
     def __init__(self, num_rows: int):
         self.num_rows = num_rows
         self.layers: dict[int, LayerCache] = {}
-        self.states: dict[tuple[str, int], object] = {}
-        """What layers that are not attention hand from chunk to chunk, by kind and layer."""
+        self.states: dict[tuple[str, int], Store] = {}
 
+    def layer(self, call: int, key: Tensor, value: Tensor) -> LayerCache:
+        """Of the pass's attention number `call`, whose keys and values are shaped like these."""
+        if call not in self.layers:
+            self.layers[call] = LayerCache(self.num_rows, key, value)
+        return self.layers[call]
 
-class TreePlan:
-    """The forward keyword `tree`: rows [squares.start, squares.end) of `row`, with a cache when the row is cut in chunks."""
-
-    def __init__(self, row: TreeRow, squares: Squares, cache: RowCache | None = None):
-        self.row, self.squares, self.cache = row, squares, cache
-        self.longest = int(row.position_R.max(initial=-1)) + 1
-        self.attention_calls = self.linear_calls = 0
-        self.linear_layer = -1
-        self.exports: list[tuple[Tensor, Callable[[], Tensor | None]]] = []
-        """Tensors of this chunk that later chunks read, and what gives the gradient that came back (None: none did)."""
-
-    def layer(self, index: int, key: Tensor, value: Tensor) -> LayerCache | None:
-        """The cache of layer `index` with this chunk's keys and values written into it; None without chunks."""
-        if self.cache is None:
-            return None
-        layer = self.cache.layers.get(index)
-        if layer is None:
-            layer = self.cache.layers[index] = LayerCache(self.cache.num_rows, key, value)
-        own = slice(self.squares.start, self.squares.end)
-        layer.key[:, own] = key[0].detach()
-        layer.value[:, own] = value[0].detach()
-        return layer
+    def store(self, kind: str, call: int) -> Store:
+        return self.states.setdefault((kind, call), Store())

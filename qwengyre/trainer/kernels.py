@@ -13,8 +13,10 @@ from torch import Tensor
 
 
 class Kernel(Protocol):
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-        """Return output (B, H, n, d) and log-sum-exp (B, H, n). `causal` needs n == m."""
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return output (B, H, n, d) and log-sum-exp (B, H, n). `causal` needs n == m; `mask` (n, m) is added to the scores."""
         ...
 
     def backward(
@@ -24,6 +26,7 @@ class Kernel(Protocol):
         merged: tuple[Tensor, Tensor],
         causal: bool,
         scale: float,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return dQ, dK, dV of this block; `merged` is output and log-sum-exp over all keys of these queries."""
         ...
@@ -59,9 +62,11 @@ class CpuFlash:
 
 
 class CudaFlash:
-    """`_flash_attention_forward`, which returns the log-sum-exp. Half precision only. Has not run: no GPU was at hand."""
+    """`_flash_attention_forward`, which returns the log-sum-exp. Half precision, no mask. Has not run: no GPU was at hand."""
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float, mask: None = None
+    ) -> tuple[Tensor, Tensor]:
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             *(x.transpose(1, 2) for x in (query, key, value)),
             None,
@@ -82,6 +87,7 @@ class CudaFlash:
         merged: tuple[Tensor, Tensor],
         causal: bool,
         scale: float,
+        mask: None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value = (x.transpose(1, 2) for x in inputs)
         out, lse = merged
@@ -109,8 +115,89 @@ class CudaFlash:
         return torch.float32
 
 
-_CPU, _CUDA = CpuFlash(), CudaFlash()
+TILE_SCORES = 1 << 22
+"""Scores that `Plain` holds at once, of all heads: 16 MiB in fp32, which a processor's cache and memory hand over at one go."""
 
 
-def kernel_for(query: Tensor) -> Kernel:
-    return _CUDA if query.is_cuda else _CPU
+class Plain:
+    """By matrix products, some rows at a time: for capped scores (`cap * tanh(score / cap)`), which no fused kernel here has, and for
+    devices and dtypes that lack one.
+    """
+
+    def __init__(self, cap: float | None = None):
+        self.cap = cap
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        out = query.new_empty(*query.shape[:3], value.shape[3])
+        lse = query.new_empty(query.shape[:3], dtype=self.lse_dtype(query))
+        for rows in _tiles(query, key):
+            scores, _ = self._scores(query[:, :, rows], key, scale)
+            _hide(scores, rows, causal, mask)
+            lse[:, :, rows] = torch.logsumexp(scores, -1)
+            out[:, :, rows] = (scores - lse[:, :, rows, None].to(scores.dtype)).exp_() @ value
+        return out, lse
+
+    def backward(
+        self,
+        grad: Tensor,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        merged: tuple[Tensor, Tensor],
+        causal: bool,
+        scale: float,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        (query, key, value), (out, lse) = inputs, merged
+        d_query = torch.empty_like(query)
+        d_key, d_value = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (key, value))
+        for rows in _tiles(query, key):
+            scores, slope = self._scores(query[:, :, rows], key, scale)
+            _hide(scores, rows, causal, mask)
+            weight = scores.sub_(lse[:, :, rows, None].to(scores.dtype)).exp_()
+            d_value += weight.transpose(-1, -2) @ grad[:, :, rows]
+            inner = torch.linalg.vecdot(grad[:, :, rows], out[:, :, rows])[..., None]
+            d_scores = (grad[:, :, rows] @ value.transpose(-1, -2)).sub_(inner).mul_(weight).mul_(slope)
+            d_query[:, :, rows] = d_scores @ key
+            d_key += d_scores.transpose(-1, -2) @ query[:, :, rows]
+        return d_query, d_key, d_value
+
+    def lse_dtype(self, query: Tensor) -> torch.dtype:
+        return torch.float64 if query.dtype == torch.float64 else torch.float32
+
+    def _scores(self, query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Tensor | float]:
+        """Scores (B, H, rows, m), and their derivative by query @ key."""
+        scores = (query @ key.transpose(-1, -2)).mul_(scale)
+        if self.cap is None:
+            return scores, scale
+        bent = scores.div_(self.cap).tanh_()
+        return bent * self.cap, bent.square_().neg_().add_(1).mul_(scale)
+
+
+def _tiles(query: Tensor, key: Tensor) -> list[slice]:
+    per_row = query.shape[0] * query.shape[1] * key.shape[2]
+    size = max(1, TILE_SCORES // max(per_row, 1))
+    return [slice(start, min(start + size, query.shape[2])) for start in range(0, query.shape[2], size)]
+
+
+def _hide(scores: Tensor, rows: slice, causal: bool, mask: Tensor | None) -> None:
+    if mask is not None:
+        scores.add_(mask[rows])
+    if causal:
+        later = (
+            torch.arange(scores.shape[-1], device=scores.device)
+            > torch.arange(rows.start, rows.stop, device=scores.device)[:, None]
+        )
+        scores.masked_fill_(later, -torch.inf)
+
+
+_CPU, _CUDA, _PLAIN = CpuFlash(), CudaFlash(), Plain()
+
+
+def kernel_for(query: Tensor, cap: float | None = None, *, is_masked: bool = False) -> Kernel:
+    """The fastest that can do it."""
+    if cap is not None:
+        return Plain(cap)
+    if not query.is_cuda:
+        return _CPU
+    return _CUDA if query.dtype in (torch.float16, torch.bfloat16) and not is_masked else _PLAIN

@@ -1,7 +1,8 @@
 """RMSNorm with its own backward: the same formula as Hugging Face's module in a third of the time and memory.
 
 Hugging Face's version saves five arrays and leaves the weight's gradient to generic reductions; on CPU it takes a third of
-a small model's step. In fp32 and fp64 the numbers are the same up to rounding; half precision keeps the original module.
+a small model's step. In fp32 and fp64 the numbers are the same up to rounding, which is tried on every module before it is replaced;
+half precision keeps the original.
 """
 
 from __future__ import annotations
@@ -41,10 +42,24 @@ def replace_norms(model: nn.Module) -> int:
     for module in model.modules():
         parts = vars(module).get("_parameters", {})
         plain = type(module).__name__.endswith(SUFFIX) and hasattr(module, "variance_epsilon") and list(parts) == ["weight"]
-        if plain and "Gated" not in type(module).__name__ and module.weight.dtype in (torch.float32, torch.float64):
+        if plain and module.weight.dtype in (torch.float32, torch.float64) and _is_equal(module):
             module.forward = _forward_of(module)
             replaced += 1
     return replaced
+
+
+@torch.no_grad()
+def _is_equal(module: nn.Module) -> bool:
+    """Whether the module computes what its name says: on two vectors, one of them small enough for epsilon to count."""
+    width = module.weight.shape[-1]
+    x = torch.linspace(-1, 1, width, dtype=module.weight.dtype)
+    x = torch.stack([x, x.flip(0) * module.variance_epsilon**0.5])
+    try:
+        expected = module(x)
+    except Exception:  # a norm that is called otherwise, with a gate for instance, is none of the plain ones
+        return False
+    rounding = 16 * torch.finfo(torch.float32).eps * max(float(expected.abs().max()), torch.finfo(torch.float32).tiny)
+    return expected.shape == x.shape and float((_forward_of(module)(x) - expected).abs().max()) <= rounding
 
 
 def _forward_of(module: nn.Module):

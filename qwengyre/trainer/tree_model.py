@@ -12,7 +12,6 @@ one chunk plus keys, values and their gradients):
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,25 @@ import torch
 from torch import Tensor, nn
 
 from qwengyre.core.errors import TrainerError, UnsupportedModel
-from qwengyre.trainer import attention, head, linear_attention
-from qwengyre.trainer.cache import RowCache, TreePlan
+from qwengyre.models import interface, recurrences
+from qwengyre.models.plan import following
+from qwengyre.trainer import head, probe
+from qwengyre.trainer.cache import RowCache
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms
 from qwengyre.trainer.rows import Targets
 from qwengyre.trainer.sharded import Alone, Ranks
+from qwengyre.trainer.tree_plan import TreePlan
 from qwengyre.trajectory.layout import LayoutPath, TreeRow, build_row, squares
 
-KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "linear_attention"})
+KNOWN_LAYERS = frozenset(
+    {
+        *("full_attention", "sliding_attention", "chunked_attention", "attention"),
+        *("linear_attention", "mamba", "conv", "hybrid", "hybrid_sliding"),
+        *("mlp", "moe", "dense", "sparse"),
+    }
+)
+"""transformers' names of kinds of layers. Not among them: attention to an indexed, compressed or otherwise chosen part of the text."""
 
 ALONE = Alone()
 
@@ -52,22 +61,31 @@ class RowOutput:
 
 class TreeModel:
     def __init__(self, model: nn.Module, config: TrainerConfig, ranks: Alone | Ranks = ALONE):
-        """Take over `model` (a causal LM of transformers), in shards when the cell has `ranks`. Raises UnsupportedModel."""
+        """Take over `model` (a causal LM of transformers), in shards when the cell has `ranks`.
+
+        Raises UnsupportedModel for one that a tree row would train otherwise than its own forward: both are tried (`probe.py`).
+        """
         self.name = type(model).__name__
-        self.model, self.config = model, config
-        refuse_unsupported(model)
-        attention.register()
-        model.set_attn_implementation(attention.NAME)
+        self.model, self.config, self.ranks = model, config, ALONE
+        self.calls: tuple[int, int, int] | None = None
+        """How often a pass asks its plan, by kind; None: it is not checked."""
         model.eval()
-        self.head_chunk_tokens = max(1, config.head_logits // model.get_output_embeddings().weight.shape[0])
-        self.body, self.output, self.ranks = _Body(model), model.get_output_embeddings(), ranks
-        self.num_attention_layers, num_linear_layers = layer_counts(model)
-        self.num_linear_layers = linear_attention.install(model) if num_linear_layers else 0
-        if self.num_linear_layers != num_linear_layers:
-            raise UnsupportedModel(self.name, "its linear_attention layers are not gated delta nets")
-        if ranks.size > 1 and num_linear_layers:
-            raise UnsupportedModel(self.name, "linear_attention layers in a cell of several ranks are not handled")
-        ranks.shard(self.body, list(model.base_model.layers))
+        refuse_unknown_layers(model)
+        plain = probe.plain(model)
+        self.form, self.body, self.output = plain.form, _Body(model, plain.body), model.get_output_embeddings()
+        layers = layers_of(plain.body)
+        self.num_layers = len(layers)
+        interface.register()
+        has_recurrence = recurrences.install(model)
+        if not has_recurrence and not interface.goes_through_interface(model):
+            raise UnsupportedModel(self.name, "it does not go through transformers' AttentionInterface")
+        if ranks.size > 1 and has_recurrence:
+            raise UnsupportedModel(self.name, "recurrent layers in a cell of several ranks are not handled")
+        self.head_chunk_tokens = max(1, config.head_logits // self.output.weight.shape[0])
+        model.set_attn_implementation(interface.NAME)
+        self.calls = probe.compare(self, plain)
+        self.ranks = ranks
+        ranks.shard(self.body, layers)
 
     @staticmethod
     def load(model_dir: Path, config: TrainerConfig, ranks: Alone | Ranks = ALONE) -> TreeModel:
@@ -134,44 +152,56 @@ class TreeModel:
         if start == end:
             row, start, end, cache = PLACEHOLDER, 0, 1, None
         plan = TreePlan(row, squares(row, start, end), cache)
-        states_1nH = self.body(
-            input_ids=torch.from_numpy(row.token_ids_R[start:end].astype(np.int64))[None],
-            position_ids=torch.from_numpy(row.position_R[start:end].astype(np.int64))[None],
-            use_cache=False,
-            tree=plan,
-        )
-        calls, layers = (plan.attention_calls, plan.linear_calls), (self.num_attention_layers, self.num_linear_layers)
-        if calls != layers:
-            raise UnsupportedModel(self.name, f"attention and linear attention: {layers} layers, but {calls} followed the tree")
+        with following(plan):
+            states_1nH = self.body(
+                input_ids=torch.from_numpy(row.token_ids_R[start:end].astype(np.int64))[None],
+                position_ids=torch.from_numpy(row.position_R[start:end].astype(np.int64))[None],
+                attention_mask=torch.ones(1, end - start, dtype=torch.bool),
+                use_cache=False,
+            )
+        self.last_calls = plan.calls.as_tuple()
+        if self.calls is not None and self.last_calls != self.calls:
+            raise UnsupportedModel(self.name, f"a pass asked the tree {self.last_calls} times, by kind; at its load {self.calls}")
         return _Hidden(states_1nH[0], plan)
 
     def _head(self, hidden: _Hidden, inputs: _TargetTensors, at: slice) -> head.HeadResult:
         states_OH = hidden.states_nH.detach()[inputs.row_O[at] - hidden.plan.squares.start]
-        weight = self.output.weight.detach()
-        return head.logprobs(states_OH, weight, inputs.token_O[at], inputs.temperature_O[at], self.head_chunk_tokens)
+        bias_V = self.output.bias
+        layer = head.Layer(self.form, None if bias_V is None else bias_V.detach(), _gradient_of(bias_V))
+        targets = (inputs.token_O[at], inputs.temperature_O[at])
+        return head.logprobs(states_OH, self.output.weight.detach(), *targets, self.head_chunk_tokens, layer)
 
     def _backward(self, hidden: _Hidden, result: head.HeadResult, coef_O: Tensor, inputs: _TargetTensors, at: slice) -> None:
         weight, states_nH = self.output.weight, hidden.states_nH
         rows_O = inputs.row_O[at] - hidden.plan.squares.start
-        if weight.grad is None:
-            weight.grad = torch.zeros_like(weight)
         states = (states_nH.detach()[rows_O], weight.detach())
         targets = (inputs.token_O[at], inputs.temperature_O[at])
-        d_hidden_OH = head.backward(result, coef_O, states, targets, weight.grad, self.head_chunk_tokens)
+        d_hidden_OH = head.backward(result, coef_O, states, targets, _gradient_of(weight), self.head_chunk_tokens)
         roots = [(states_nH, torch.zeros_like(states_nH).index_add_(0, rows_O, d_hidden_OH))]
         roots += [(tensor, gradient) for tensor, sent_back in hidden.plan.exports if (gradient := sent_back()) is not None]
         torch.autograd.backward(*zip(*roots, strict=True))
 
 
+def _gradient_of(parameter: Tensor | None) -> Tensor | None:
+    """Where the gradient of `parameter` is added; None when it has none."""
+    if parameter is None or not parameter.requires_grad:
+        return None
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
 class _Body(nn.Module):
     """The model up to the last hidden states. The head's weight belongs to it, so that it is gathered with the rest."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module, body: nn.Module):
         super().__init__()
         self.model = model
+        self._inner = (body,)
+        """In a tuple, so that its parameters keep one name."""
 
     def forward(self, **inputs: Any) -> Tensor:
-        return self.model.base_model(**inputs).last_hidden_state
+        return self._inner[0](**inputs).last_hidden_state
 
 
 class _Hidden:
@@ -200,27 +230,13 @@ class _TargetTensors:
         return slice(*np.searchsorted(self._rows, [start, end]).tolist())
 
 
-def layer_counts(model: nn.Module) -> tuple[int, int]:
-    """Layers that attend, and layers of linear attention."""
-    config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    num_linear = sum(kind == "linear_attention" for kind in kinds)
-    return len(kinds) - num_linear, num_linear
+def layers_of(body: nn.Module) -> list[nn.Module]:
+    """The blocks of a model, in order: its shallowest list of modules. Empty when it has none."""
+    lists = [(name.count("."), -len(found), found) for name, found in body.named_modules() if isinstance(found, nn.ModuleList)]
+    return list(min(lists, key=lambda entry: entry[:2])[2]) if lists else []
 
 
-def refuse_unsupported(model: nn.Module) -> None:
-    """Raise UnsupportedModel for what would be silently wrong on a tree row."""
-    name, config = type(model).__name__, model.config
-    if not hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS"):
-        raise UnsupportedModel(name, "it does not go through transformers' AttentionInterface")
-    unknown = set(getattr(config, "layer_types", None) or ()) - KNOWN_LAYERS
-    if unknown:
-        raise UnsupportedModel(name, f"layers of type {', '.join(sorted(unknown))} are not handled")
-    output = model.get_output_embeddings()
-    if output is None or getattr(output, "bias", None) is not None:
-        raise UnsupportedModel(name, "its output layer is not one matrix without bias")
-    if getattr(config, "final_logit_softcapping", None):
-        raise UnsupportedModel(name, "final_logit_softcapping is not handled")
-    for dropout in ("attention_dropout", "hidden_dropout", "resid_pdrop"):
-        if getattr(config, dropout, 0.0):
-            raise UnsupportedModel(name, f"{dropout} = {getattr(config, dropout)} must be 0: log-probs must not be random")
+def refuse_unknown_layers(model: nn.Module) -> None:
+    """A layer of a kind that is not known here might differ only on texts longer than those it is tried on. Raises UnsupportedModel."""
+    if unknown := set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - KNOWN_LAYERS:
+        raise UnsupportedModel(type(model).__name__, f"layers of type {', '.join(sorted(unknown))} are not handled")

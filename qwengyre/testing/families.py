@@ -1,0 +1,83 @@
+"""Tiny random models of every family that transformers lists as a causal language model.
+
+A family is a `model_type`. Its config is the default one of its class, made small by `models.shrink`; where the default lacks a size or
+sizes that belong together do not shrink alike, `CHANGES` says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from qwengyre.models.shrink import HEAD_WIDTH, shrink
+
+MOST_PARAMETERS = 4_000_000
+"""More, and the config was not made small."""
+
+MOE = {"moe_intermediate_size": 24, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
+CHANGES: dict[str, dict[str, Any]] = {
+    "deepseek_v2": MOE,
+    "dots1": MOE,
+    "mamba2": {"num_heads": 8, "head_dim": HEAD_WIDTH},
+    "ministral": {"head_dim": HEAD_WIDTH},
+    "zaya": {"num_experts_per_tok": 1},
+    "gpt_oss": {"head_dim": HEAD_WIDTH},
+    "lfm2_moe": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+}
+"""By family."""
+
+
+class NotBuilt(Exception):
+    """A family of which no tiny model can be made here, and why."""
+
+
+def families() -> list[str]:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def tiny_config(family: str, **changes: Any) -> Any:
+    """Raises NotBuilt."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    try:
+        small = shrink(CONFIG_MAPPING[family]()).to_dict()
+        return type(shrink(CONFIG_MAPPING[family]())).from_dict({**small, **CHANGES.get(family, {}), **changes})
+    except Exception as error:  # every family's config class has checks of its own
+        raise NotBuilt(
+            f"its default config cannot be made small: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        ) from error
+
+
+def tiny_model(family: str, **changes: Any) -> nn.Module:
+    """Seeded, fp32, in eval mode; `changes` go into its config. Raises NotBuilt."""
+    from transformers import AutoModelForCausalLM
+
+    config = tiny_config(family, **changes)
+    try:
+        with torch.device("meta"):
+            size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+        if size > MOST_PARAMETERS:
+            raise NotBuilt(f"its tiny model has {size / 1e6:.0f} million parameters")
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).float().eval()
+    except NotBuilt:
+        raise
+    except Exception as error:  # of a config that was shrunk otherwise than the family needs
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise NotBuilt(f"its tiny model cannot be made: {type(error).__name__}: {first}") from error
+    return lively(model)
+
+
+@torch.no_grad()
+def lively(model: nn.Module) -> nn.Module:
+    """Weights of a size at which every part counts: matrices at 0.15, vectors moved by a tenth; the same for the same model."""
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        elif parameter.ndim == 2 and parameter.std() < 0.1:
+            parameter.mul_(0.15 / parameter.std().clamp_min(1e-6))
+    return model
