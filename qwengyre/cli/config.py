@@ -9,7 +9,6 @@ import typer
 
 from qwengyre.config.dump import dump_toml
 from qwengyre.config.dump import explain as explain_struct
-from qwengyre.core.errors import ConfigError
 from qwengyre.runtime.run_config import RunConfig, load_run
 
 COMMANDS: Final = {
@@ -18,12 +17,13 @@ COMMANDS: Final = {
 }
 
 
-def explain(table: Annotated[str, typer.Argument(metavar="TABLE", help="Only this table, e.g. scheduler.")] = "") -> None:
+def explain(
+    only: Annotated[
+        str, typer.Argument(metavar="TABLE-OR-KEY", help="Only this: scheduler, scheduler.steps, or steps, wherever it is.")
+    ] = "",
+) -> None:
     """Print every key of a run file with its meaning, type and default."""
-    text = explain_struct(RunConfig, table)
-    if not text.strip():
-        raise ConfigError(f"no such table; there are: {', '.join(RunConfig.__struct_fields__)}", key=table)
-    typer.echo(text, nl=False)
+    typer.echo(explain_struct(RunConfig, only), nl=False)
 
 
 def check(

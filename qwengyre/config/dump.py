@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import NODEFAULT
 
-from qwengyre.config.shape import keys
+from qwengyre.config.near import nearest
+from qwengyre.config.shape import Key, keys
+from qwengyre.core.errors import ConfigError
 
 
 def dump_toml(config: msgspec.Struct) -> str:
@@ -24,12 +26,17 @@ def dump_toml(config: msgspec.Struct) -> str:
 
 
 def explain(struct: type[msgspec.Struct], only: str = "") -> str:
-    """A commented TOML template with every key of `struct`: docstring, type, default. `only` keeps one table."""
+    """A commented TOML template with every key of `struct`: docstring, type, default.
+
+    `only` keeps one table (`scheduler`), one key (`scheduler.steps`), or every key of that name (`steps`). Raises ConfigError when
+    there is none.
+    """
     lines: list[str] = []
     table: tuple[str, ...] = ()
-    for key in keys(struct):
-        if only and only not in (key.path[0], ".".join(key.path), ".".join(key.path[:-1])):
-            continue
+    chosen = [key for key in keys(struct) if not only or only in _names(key)]
+    if not chosen:
+        raise ConfigError(f"no such table or key{_similar(struct, only)}", key=only)
+    for key in chosen:
         if key.path[:-1] != table:
             table = key.path[:-1]
             lines.append(f"\n[{'.'.join(table)}]")
@@ -40,6 +47,23 @@ def explain(struct: type[msgspec.Struct], only: str = "") -> str:
         else:
             lines.append(f"# {key.path[-1]} = {'(nothing)' if default is None else _value(default)}")
     return "\n".join(lines).strip() + "\n"
+
+
+def _names(key: Key) -> set[str]:
+    """What a key answers to: its own name, with and without its tables, and those."""
+    return {key.path[-1], *(".".join(key.path[: length + 1]) for length in range(len(key.path)))}
+
+
+def _similar(struct: type[msgspec.Struct], only: str) -> str:
+    """The most similar names, else all tables."""
+    known = {name for key in keys(struct) for name in _names(key)}
+    if near := nearest(only, known):
+        return f". Did you mean {near}?"
+    name = only.rsplit(".", 1)[-1]
+    if near := nearest(name, known):
+        dotted = [".".join(key.path) for key in keys(struct) if near in _names(key) and key.path[-1] == near]
+        return f". Did you mean {' or '.join(dotted[:3]) or near}?"
+    return f"; the tables are: {', '.join(struct.__struct_fields__)}"
 
 
 def _table(table: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:

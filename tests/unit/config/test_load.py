@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +12,7 @@ from qwengyre.config.load import load, loads, reads
 from qwengyre.config.near import nearest
 from qwengyre.core.errors import ConfigError
 from qwengyre.runtime.run_config import RunConfig
+from qwengyre.sandbox.config import LimitsConfig
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -206,6 +208,41 @@ def test_explain_shows_every_key_with_docstring_type_and_default():
     assert "[scheduler]\n# Groups dispatched ahead, in steps. (int)\n# phi = 1" in text
     assert "[scheduler.window]\n# Lower end. (float)\n# low = 0.995" in text
     assert "name" not in explain(Run, "scheduler.window")
+
+
+@pytest.mark.parametrize(
+    ("only", "found"),
+    [
+        ("scheduler.steps", ["scheduler.steps"]),
+        ("steps", ["scheduler.steps"]),
+        ("ray", ["ray.address", "ray.ranks_per_node", "ray.cell.cpus", "ray.cell.gpus"]),
+        ("max_context_tokens", ["policy.max_context_tokens", "gateway.max_context_tokens", "engine.max_context_tokens"]),
+        ("harness.limits", [f"harness.limits.{name}" for name in LimitsConfig.__struct_fields__]),
+    ],
+)
+def test_explain_finds_tables_and_single_keys(only: str, found: list[str]):
+    table, listed = "", []
+    for line in explain(RunConfig, only).splitlines():
+        table = line.strip("[]") if line.startswith("[") else table
+        if " = " in line and line.startswith("# ") and line[2:].split(" = ")[0].isidentifier():
+            listed.append(f"{table}.{line[2:].split(' = ')[0]}")
+    assert set(found) <= set(listed) and all(only in name for name in listed)
+
+
+@pytest.mark.parametrize(
+    ("only", "hint"),
+    [
+        ("scheduler.step", "Did you mean scheduler.steps?"),
+        ("schedular", "Did you mean scheduler?"),
+        ("learning_rat", "Did you mean learning_rate?"),
+        ("optimizer.learning_rate", "Did you mean trainer.learning_rate?"),
+        ("zzzz", "the tables are: tasks, harness, runtime"),
+    ],
+)
+def test_explain_names_near_misses(only: str, hint: str):
+    with pytest.raises(ConfigError, match=re.escape(hint)) as raised:
+        explain(RunConfig, only)
+    assert raised.value.key == only
 
 
 def test_explain_opens_each_table_once_so_that_its_lines_can_be_taken_as_they_are():
