@@ -9,7 +9,9 @@ import typer
 
 from qwengyre.config.dump import dump_toml
 from qwengyre.config.dump import explain as explain_struct
-from qwengyre.runtime.run_config import RunConfig, load_run
+from qwengyre.core.errors import QwenGyreError
+from qwengyre.runtime.notes import size_of, worth_knowing
+from qwengyre.runtime.run_config import RunConfig, read_run
 
 COMMANDS: Final = {
     "explain": ("qwengyre.cli.config:explain", "Print every key with its meaning, type and default."),
@@ -29,15 +31,27 @@ def explain(
 def check(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.toml", help="The run file.")],
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the whole configuration as resolved, too.")] = False,
 ) -> None:
-    """Print a run file as resolved, then all that is wrong with it, its tasks, its policy and its harness, without starting a run.
+    """Say all that is wrong with a run file, its tasks, its policy and its harness, without starting a run; else what is worth knowing.
 
     The harness is looked for inside a sandbox, but not run.
     """
-    from qwengyre.runtime.check import check_model, check_run
+    from qwengyre.runtime.check import mistakes_in
 
-    config = load_run(run_file, overrides or [])
-    typer.echo(dump_toml(config), nl=False)
-    check_run(config)
-    check_model(config)
-    typer.echo(f"{run_file}: nothing wrong was found", err=True)
+    reading = read_run(run_file, overrides or [])
+    config = reading.value
+    if show and config is not None:
+        typer.echo(dump_toml(config), nl=False)
+    mistakes: list[QwenGyreError] = list(reading.mistakes)
+    if config is not None:
+        wrong = {mistake.key for mistake in reading.mistakes}  # of a key that is wrong, its default says nothing
+        found = mistakes_in(config, with_model=True)
+        mistakes += [mistake for mistake in found if getattr(mistake, "key", None) is None or mistake.key not in wrong]
+    if len(mistakes) > 1:
+        raise ExceptionGroup(str(run_file), mistakes)
+    for mistake in mistakes:
+        raise mistake
+    typer.echo(f"{run_file}: ok\n  {size_of(config)}")
+    for note in worth_knowing(config):
+        typer.echo(f"  note: {note}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -13,8 +14,11 @@ import msgspec
 from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.core.errors import ConfigError, ModelRefused, QwenGyreError
 from qwengyre.engines.weight_files import weight_files
+from qwengyre.runtime.notes import answer_cap, context_cap, model_positions
 from qwengyre.runtime.prepare import load_folders
+from qwengyre.sandbox.harness import RESERVED
 from qwengyre.sandbox.preflight import check_harness
+from qwengyre.sandbox.task import check_tasks, find_task_folders
 from qwengyre.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -22,73 +26,115 @@ if TYPE_CHECKING:
 
 OPTIONAL: Final = ("ray", "mooncake")
 """Values of runtime.launcher and transfer.carrier that need the module of that name, which the extra of that name brings."""
+MOST_TASK_ERRORS: Final = 20
+"""A whole folder may be wrong in the same way: `qwengyre tasks check` lists all of it."""
+
+Mistakes = Iterator[QwenGyreError]
 
 
 def check_run(config: RunConfig) -> None:
     """Raises what is wrong: one QwenGyreError, or an ExceptionGroup of several."""
-    mistakes: list[QwenGyreError] = []
-    for look in CHECKS:
-        try:
-            look(config)
-        except QwenGyreError as error:
-            mistakes.append(error)
+    mistakes = mistakes_in(config)
     if len(mistakes) > 1:
         raise ExceptionGroup("the run cannot start", mistakes)
     if mistakes:
         raise mistakes[0]
 
 
-def _check_what_is_decided_elsewhere(config: RunConfig) -> None:
+def mistakes_in(config: RunConfig, *, with_model: bool = False) -> list[QwenGyreError]:
+    """Everything that is wrong. `with_model` looks into the model too, which takes seconds: cells say the same when they start."""
+    found: list[QwenGyreError] = []
+    for look in (*CHECKS, _check_model) if with_model else CHECKS:
+        try:
+            found += look(config)
+        except QwenGyreError as error:
+            found += getattr(error, "mistakes", ()) or [error]
+    return found
+
+
+def _check_what_is_decided_elsewhere(config: RunConfig) -> Mistakes:
     """The scheduler's own keys of an evaluation follow from the held-out tasks and from [evaluation]."""
     given, default = config.scheduler, SchedulerConfig()
     for name in ("evaluation_every_steps", "evaluate_at_start", "evaluate_at_end", "evaluation_group_sizes"):
         if getattr(given, name) != getattr(default, name):
-            raise ConfigError("a run takes this from its [evaluation] table: set it there", key=f"scheduler.{name}")
+            yield ConfigError("a run takes this from its [evaluation] table: set it there", key=f"scheduler.{name}")
 
 
-def _check_rules(config: RunConfig) -> None:
+def _check_rules(config: RunConfig) -> Mistakes:
     read_harness_rules(config.trajectory.harness_rules)
+    yield from ()
 
 
-def _check_tasks(config: RunConfig) -> None:
-    if config.tasks.family:
-        _check_cache(config)
-    else:
-        load_folders(config.tasks)
-        if config.evaluation.is_wanted and not config.tasks.held_out:
-            raise ConfigError(
-                "there are no held-out tasks to evaluate on: set it, or switch [evaluation] at_start and at_end off",
-                key="tasks.held_out",
-            )
+def _check_tasks(config: RunConfig) -> Mistakes:
+    tasks = config.tasks
+    if tasks.family:
+        yield from _check_cache(config)
+        return
+    wrong = [
+        *_wrong_tasks(tasks.train, "tasks.train"),
+        *(_wrong_tasks(tasks.held_out, "tasks.held_out") if tasks.held_out else ()),
+    ]
+    yield from wrong
+    if not wrong:
+        load_folders(tasks)
+    if config.evaluation.is_wanted and not tasks.held_out:
+        yield ConfigError(
+            "there are no held-out tasks to evaluate on: set it, or switch [evaluation] at_start and at_end off",
+            key="tasks.held_out",
+        )
 
 
-def _check_policy(config: RunConfig) -> None:
+def _wrong_tasks(folder: str, key: str) -> Mistakes:
+    try:
+        _, problems = check_tasks(Path(folder))
+    except ConfigError as error:
+        yield ConfigError(error.message, file=error.file, key=key)
+        return
+    errors = [problem for problem in problems if problem.severity == "error"]
+    for problem in errors[:MOST_TASK_ERRORS]:
+        yield ConfigError(problem.message, file=problem.file, line=problem.line or None)
+    if errors[MOST_TASK_ERRORS:]:
+        yield ConfigError(f"{len(errors) - MOST_TASK_ERRORS} more errors: qwengyre tasks check {folder}", file=folder)
+
+
+def _check_policy(config: RunConfig) -> Mistakes:
     """A model's folder, its tokenizer, and the chat template that is to render for it."""
     if not config.policy.model:
-        _check_cache(config)
+        yield from _check_cache(config)
         return
     folder = Path(config.policy.model)
     if not folder.is_dir():
-        raise ConfigError(
+        yield ConfigError(
             f"{folder} does not exist: name the folder of a Hugging Face model, downloaded before", key="policy.model"
         )
-    for name in ("config.json", "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise ConfigError(f"{folder} has no {name}: it must be the folder of a Hugging Face model", key="policy.model")
+        return
+    wrong = list(_wrong_files(folder))
+    yield from wrong
+    if not wrong:
+        if config.engine.engine == "embedded":
+            yield from _wrong_weights(folder)
+        _check_renderer(config)
+
+
+def _wrong_files(folder: Path) -> Mistakes:
+    names = ("config.json", "tokenizer.json")
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        yield ConfigError(
+            f"{folder} has no {' and no '.join(missing)}: it must be the folder of a Hugging Face model", key="policy.model"
+        )
+    for name in names:
         try:
-            msgspec.json.decode((folder / name).read_bytes(), type=dict)
+            if name not in missing:
+                msgspec.json.decode((folder / name).read_bytes(), type=dict)
         except (OSError, msgspec.MsgspecError) as error:
-            raise ConfigError(f"this file of policy.model cannot be read: {error}", file=str(folder / name)) from error
-    if config.engine.engine == "embedded":
-        _check_weights(folder)
-    _check_renderer(config)
+            yield ConfigError(f"this file of policy.model cannot be read: {error}", file=str(folder / name))
 
 
-def _check_weights(folder: Path) -> None:
+def _wrong_weights(folder: Path) -> Mistakes:
     try:
         weight_files(folder)
     except ModelRefused as error:
-        raise ConfigError(str(error), key="policy.model") from error
+        yield ConfigError(str(error), key="policy.model")
 
 
 def _check_renderer(config: RunConfig) -> None:
@@ -97,78 +143,98 @@ def _check_renderer(config: RunConfig) -> None:
     Rendering.from_folder(config.policy.model, config.gateway.renderer)
 
 
-def check_model(config: RunConfig) -> None:
-    """That the engine can use the policy's model. Imports torch, which a controller does without: they say the same when they
-    start. Raises ConfigError or ModelRefused."""
-    if not config.policy.model:
-        return
-    if config.engine.engine in ("embedded", "vllm"):
+def _check_model(config: RunConfig) -> Mistakes:
+    """That the engine can use the policy's model. Imports torch, which a controller does without."""
+    folder = Path(config.policy.model)
+    if config.policy.model and config.engine.engine in ("embedded", "vllm") and not list(_wrong_files(folder)):
         from qwengyre.engines.model import read_spec
 
-        read_spec(Path(config.policy.model))
+        read_spec(folder)
+    yield from ()
 
 
-def _check_cache(config: RunConfig) -> None:
+def _check_cache(config: RunConfig) -> Mistakes:
     """What is generated or warmed up is written there."""
     place = Path(config.policy.cache)
     existing = next(folder for folder in (place, *place.parents) if folder.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{place} cannot be made or written to (see {existing})", key="policy.cache")
+        yield ConfigError(f"{place} cannot be made or written to (see {existing})", key="policy.cache")
 
 
-def _check_lengths(config: RunConfig) -> None:
-    context = min(config.policy.max_context_tokens, config.engine.max_context_tokens)
-    if context > config.trainer.max_row_tokens:
-        raise ConfigError(
-            f"a context of {context} tokens is longer than the {config.trainer.max_row_tokens} that a trainer takes, and a path is "
+def _check_lengths(config: RunConfig) -> Mistakes:
+    context, answer = context_cap(config), answer_cap(config)
+    if answer.value >= context.value:
+        yield ConfigError(
+            f"an answer may have {answer.value} tokens, which leaves no room for a prompt in a context of {context.value} "
+            f"({context.key}): raise that, or lower {answer.key}",
+            key=answer.key,
+        )
+    positions = model_positions(config)
+    if config.engine.engine == "vllm" and positions and config.engine.max_context_tokens > positions:
+        yield ConfigError(
+            f"vLLM serves at most the {positions} tokens that the model was made for (max_position_embeddings)",
+            key="engine.max_context_tokens",
+        )
+    if context.value > config.trainer.max_row_tokens:
+        yield ConfigError(
+            f"a context of {context.value} tokens is longer than the {config.trainer.max_row_tokens} that a trainer takes, and a path is "
             "never cut: raise it, or lower policy.max_context_tokens",
             key="trainer.max_row_tokens",
         )
 
 
-def _check_objective(config: RunConfig) -> None:
+def _check_objective(config: RunConfig) -> Mistakes:
     """Half of an objective with a KL term would be left out in silence: the executions that have nothing else to learn from."""
     if config.trainer.kl_coefficient and not config.trajectory.keep_zero_advantage:
-        raise ConfigError(
+        yield ConfigError(
             "executions of advantage 0 have a KL term, too: set it to true, or trainer.kl_coefficient to 0",
             key="trajectory.keep_zero_advantage",
         )
 
 
-def _check_group_size(config: RunConfig) -> None:
+def _check_group_size(config: RunConfig) -> Mistakes:
     """An execution is compared with the others of its group."""
     if config.scheduler.executions_per_group < 2:
-        raise ConfigError(
+        yield ConfigError(
             "an execution is compared with the others of its group, so that alone it teaches nothing: set at least 2, 8 is usual",
             key="scheduler.executions_per_group",
         )
 
 
-def _check_ranks(config: RunConfig) -> None:
+def _check_ranks(config: RunConfig) -> Mistakes:
     """What would have no effect, and would be looked for in vain."""
     if config.engine.engine == "paced" and config.trainer.ranks > 1:
-        raise ConfigError("a paced cell computes nothing, so there is nothing to share out: leave it at 1", key="trainer.ranks")
+        yield ConfigError("a paced cell computes nothing, so there is nothing to share out: leave it at 1", key="trainer.ranks")
     if config.ray.ranks_per_node and config.runtime.launcher != "ray":
-        raise ConfigError(
+        yield ConfigError(
             'only the launcher "ray" starts ranks on other nodes: set runtime.launcher, or this to 0', key="ray.ranks_per_node"
         )
 
 
-def _check_packages(config: RunConfig) -> None:
+def _check_packages(config: RunConfig) -> Mistakes:
     for key, value in (("runtime.launcher", config.runtime.launcher), ("transfer.carrier", config.transfer.carrier)):
         if value in OPTIONAL and importlib.util.find_spec(value) is None:
-            raise ConfigError(f"{value} is not installed: pip install -e '.[{value}]'", key=key)
+            yield ConfigError(f"{value} is not installed: pip install -e '.[{value}]'", key=key)
     if config.engine.engine == "vllm":
         from qwengyre.engines.vllm.launch import require_vllm
 
         require_vllm()
 
 
-def _check_harness(config: RunConfig) -> None:
-    check_harness(config.harness)
+def _check_harness(config: RunConfig) -> Mistakes:
+    """With the workspaces of its tasks, which may bring what the command names."""
+    for name in sorted(RESERVED & config.harness.env.keys()):
+        yield ConfigError(
+            "every execution gets this for itself, with its own address and key: leave it out", key=f"harness.env.{name}"
+        )
+    workspaces: list[Path] = []
+    for folder in filter(None, (config.tasks.train, config.tasks.held_out)):
+        with contextlib.suppress(ConfigError):  # is told by _check_tasks
+            workspaces += [task / "environment" for task in find_task_folders(Path(folder))]
+    check_harness(config.harness, workspaces)
 
 
-CHECKS: Final[tuple[Callable[[RunConfig], None], ...]] = (
+CHECKS: Final[tuple[Callable[[RunConfig], Iterable[QwenGyreError]], ...]] = (
     _check_what_is_decided_elsewhere,
     _check_lengths,
     _check_objective,

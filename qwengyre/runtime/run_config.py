@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from qwengyre.config.load import load
+from qwengyre.config.load import Reading, load, read
 from qwengyre.config.paths import absolute, with_absolute_paths
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig
@@ -55,8 +55,18 @@ def load_run(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> R
     Relative paths, of the file as of overrides, are taken from the current folder and are absolute in what is returned, so that a run
     can be resumed and looked at from anywhere.
     """
+    return _resolved(load(path, RunConfig, overrides))
+
+
+def read_run(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Reading[RunConfig]:
+    """As `load_run`, but what is wrong comes with what is right. Raises ConfigError for a file that is not TOML."""
+    reading = read(path, RunConfig, overrides)
+    return Reading(_resolved(reading.value) if reading.value is not None else None, reading.mistakes)
+
+
+def _resolved(config: RunConfig) -> RunConfig:
     here = Path.cwd()
-    config = with_absolute_paths(load(path, RunConfig, overrides), here)
+    config = with_absolute_paths(config, here)
     program, *arguments = config.harness.command
     if "/" in program and not program.startswith("{"):
         command = (absolute(program, here), *arguments)

@@ -32,6 +32,7 @@ from qwengyre.runtime.executions import Executions, ExecutionSettings
 from qwengyre.runtime.fleet import Fleet
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.gateway_process import GatewayProcess
+from qwengyre.runtime.notes import worth_knowing
 from qwengyre.runtime.observer import Observer
 from qwengyre.runtime.prepare import Prepared, keep_policy, prepare
 from qwengyre.runtime.records import ControllerRecord, RunOpened
@@ -67,7 +68,8 @@ def train(config: RunConfig, folder: RunFolder) -> None:
     log_to(folder.logs / "controller.log")
     check_run(config)
     with Screen() as screen:
-        screen.console.print(f"run folder: {folder.path}", markup=False, highlight=False, soft_wrap=True)
+        for line in (f"run folder: {folder.path}", *(f"note: {note}" for note in worth_knowing(config))):
+            screen.console.print(line, markup=False, highlight=False, soft_wrap=True)
         prepared = prepare(config, screen.progress)
         with (
             Journal.open(folder.controller_journal, ControllerRecord) as controller,

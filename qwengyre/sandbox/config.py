@@ -7,8 +7,7 @@ from typing import Literal
 
 import msgspec
 
-PLACEHOLDERS = ("{instruction}", "{instruction_file}", "{workspace}", "{model}")
-"""What `command` may contain; each is replaced inside any argument."""
+from qwengyre.sandbox.command import PLACEHOLDERS, wrong_placeholder
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,7 +41,8 @@ class HarnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stdin: bool = False
     """Give the instruction on standard input (else it is empty)."""
     env: dict[str, str] = {}
-    """More environment variables for the harness. The gateway's address and key cannot be replaced here."""
+    """More environment variables for the harness. The gateway's address and key (`OPENAI_BASE_URL`, `ANTHROPIC_API_KEY` and their
+    like) are set for each execution: a run does not start with them here."""
     isolation: Literal["bwrap", "none"] = "bwrap"
     """`bwrap`: own workspace, the rest hidden or read-only, no network but the gateway. `none`: trusted harnesses only."""
     readable: tuple[str, ...] = ()
@@ -70,6 +70,13 @@ class HarnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError('command must not be empty: command = ["my-agent", "{instruction}"]')
         if any("\0" in part for part in self.command):
             raise ValueError("command holds a NUL byte")
+        for part in self.command:
+            if wrong := wrong_placeholder(part):
+                known = ", ".join(PLACEHOLDERS)
+                raise ValueError(f"command: {wrong[0]} is not a placeholder. Did you mean {wrong[1]}? There are {known}")
+        for name, value in self.env.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"env: {name!r} cannot be a variable: no empty name, no `=` in it, no NUL byte")
         if relative := [path for path in self.readable if not path.startswith("/")]:
             raise ValueError(f"readable: {relative[0]} is not an absolute path")
         if self.warm_modules and not self.warm_start:

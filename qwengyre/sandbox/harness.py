@@ -24,6 +24,22 @@ PATIENCE: Final = {
 """Keeps real harnesses waiting while their calls are held in a role change, and off the network otherwise."""
 
 
+RESERVED: Final = frozenset(
+    {
+        "PWD",
+        "OPENAI_BASE_URL",
+        "OPENAI_API_BASE",
+        "OPENAI_API_KEY",
+        "OPENAI_MODEL",
+        "ANTHROPIC_BASE_URL",
+        "ANTHROPIC_API_KEY",
+        "ANTHROPIC_AUTH_TOKEN",
+        "ANTHROPIC_MODEL",
+    }
+)
+"""Variables that every execution gets for itself: its address and key at the gateway."""
+
+
 class Gateway(msgspec.Struct, frozen=True):
     """Where harnesses reach the gateway. No control address: a harness must not learn one."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +13,7 @@ from typing import Final
 import msgspec
 
 from qwengyre.core.errors import ConfigError, SandboxError
+from qwengyre.sandbox.command import SHELLS, Runs, first_program, interpreter_of, runs
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.process import Program, run
@@ -29,9 +29,11 @@ exit 0
 """
 """Finds the command, the files it is given, and the interpreter that its first line names: a script without one fails as if it were
 not there."""
-INTERPRETER: Final = re.compile(r"(.*/)?(python[\d.]*|bash|sh|node|ruby|perl)")
+FIND_MODULE: Final = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
 OWN_IN_THE_SANDBOX: Final = ("/tmp/", "/dev/", "/workspace", "/app", "/logs", "/tests", "/proc/", "/run/", "/var/tmp/")
 """What lies there is the sandbox's own, whatever this machine has there."""
+IN_WORKSPACE: Final = ("/workspace/", "/app/")
+"""Where a workspace is in a sandbox."""
 NO_NAMESPACES: Final = (
     "bubblewrap cannot make a sandbox on this machine: {reason}\nUser namespaces may be off (sysctl kernel.unprivileged_userns_clone=1, "
     "or kernel.apparmor_restrict_unprivileged_userns=0), or this is a container that forbids them (docker run --security-opt "
@@ -39,41 +41,83 @@ NO_NAMESPACES: Final = (
 )
 
 
-def check_harness(config: HarnessConfig) -> None:
-    """Start a sandbox and look for the harness command in it.
+def check_harness(config: HarnessConfig, workspaces: Sequence[Path] | None = None) -> None:
+    """Start a sandbox and look in it for the harness's command, and for what an interpreter or a shell in it is to run.
 
+    `workspaces` are the folders that tasks put into a workspace, where a relative path may lead; None when they are not known.
     Raises SandboxError when isolation cannot be given, and ConfigError when the command does not exist or cannot be seen.
     """
     for path in config.readable:
         if not Path(path).exists():
             raise ConfigError(f"{path} does not exist", key="harness.readable")
+    script = runs(config.command)
+    files = _files(config, script, workspaces)
     with tempfile.TemporaryDirectory(prefix="qwengyre-check-") as work:
         host = SandboxHost(config, Path(work))
         try:
-            _find_command(host, config.command[0], _files(config.command))
+            _find_command(host, config.command[0], files)
+            if script is not None:
+                _find_inner(host, script, workspaces)
         finally:
             host.close()
 
 
-def _files(command: Sequence[str]) -> list[str]:
-    """Files of this machine that the command names. Raises ConfigError for a script that harnesses would look for in their workspace."""
-    files = [
-        word for word in command[1:] if word.startswith("/") and not word.startswith(OWN_IN_THE_SANDBOX) and os.path.exists(word)
-    ]
-    if len(command) > 1 and INTERPRETER.fullmatch(command[0]) and os.path.isfile(command[1]):
-        if not os.path.isabs(command[1]):
-            message = f"a harness starts in its own workspace, where {command[1]} is not: write {os.path.abspath(command[1])}"
-            raise ConfigError(message, key="harness.command")
-        files.append(command[1])
+def _files(config: HarnessConfig, script: Runs | None, workspaces: Sequence[Path] | None) -> list[str]:
+    """Files of this machine that the command names. Raises ConfigError for a script that no harness would find."""
+    own = OWN_IN_THE_SANDBOX if config.isolation == "bwrap" else ()
+    files = [word for word in config.command[1:] if word.startswith("/") and not word.startswith(own) and os.path.exists(word)]
+    if script is None or script.kind != "file" or "{" in script.what:  # a placeholder
+        return files
+    path = next((script.what[len(folder) :] for folder in IN_WORKSPACE if own and script.what.startswith(folder)), script.what)
+    if os.path.isabs(path):
+        if not os.path.exists(path):
+            raise ConfigError(f"{path} does not exist", key="harness.command")
+        return list(dict.fromkeys([*files, path]))
+    if path == script.what and os.path.isfile(path):
+        message = f"a harness starts in its own workspace, where {path} is not: write {os.path.abspath(path)}"
+        raise ConfigError(message, key="harness.command")
+    if workspaces is not None and not any((folder / path).exists() for folder in workspaces):
+        where = f"it was looked for in {os.getcwd()} and in the environment/ of every task"
+        raise ConfigError(f"{script.what} does not exist: {where}; write an absolute path", key="harness.command")
     return files
+
+
+def _find_inner(host: SandboxHost, script: Runs, workspaces: Sequence[Path] | None) -> None:
+    """Look for a module that an interpreter is to run, and for the program that a shell's code starts with. Raises ConfigError."""
+    config = host.config
+    if script.kind == "module":
+        top = script.what.partition(".")[0]
+        if any((folder / name).exists() for folder in workspaces or () for name in (top, f"{top}.py")):
+            return
+        if _run_inside(host, [config.command[0], "-c", FIND_MODULE, script.what]):
+            message = (
+                f"{config.command[0]} finds no module {script.what} in the sandbox: install it for this interpreter, name the"
+            )
+            raise ConfigError(f"{message} one that has it, or set env.PYTHONPATH and readable", key="harness.command")
+    elif script.kind == "code" and interpreter_of(config.command[0]) in SHELLS:
+        program = first_program(script.what)
+        is_relative = program is None or ("/" in program and not program.startswith("/"))
+        if not is_relative and _run_inside(host, ["/bin/bash", "-c", 'command -v -- "$1"', "bash", program]):
+            message = (
+                f"{program}, which the shell is to start, is not in the sandbox: install it, or add its folder to readable and"
+            )
+            raise ConfigError(f"{message} write its absolute path", key="harness.command")
+
+
+def _run_inside(host: SandboxHost, command: list[str]) -> int:
+    """The exit code of a command, with the variables of a harness."""
+    return _probed(host, Program(command, host.environment(host.home(host.work)) | host.config.env, subprocess.PIPE)).returncode
+
+
+def _probed(host: SandboxHost, probe: Program) -> subprocess.CompletedProcess[str]:
+    if host.isolated:
+        probe = host.sandboxed(msgspec.structs.replace(host.view([]), chdir="/"), probe)
+    return run(probe, PROBE_TIMEOUT_S)
 
 
 def _find_command(host: SandboxHost, program: str, files: Sequence[str]) -> None:
     environment = host.environment(host.home(host.work))
-    probe = Program(["/bin/bash", "-c", PROBE, "bash", program, *files], environment, subprocess.PIPE)
-    if host.isolated:
-        probe = host.sandboxed(msgspec.structs.replace(host.view([]), chdir="/"), probe)
-    done = run(probe, PROBE_TIMEOUT_S)
+    done = _probed(host, Program(["/bin/bash", "-c", PROBE, "bash", program, *files], environment, subprocess.PIPE))
     found, _, missing = done.stdout.partition("\n")
     if found != "ready":
         raise SandboxError(NO_NAMESPACES.format(reason=done.stderr.strip()))

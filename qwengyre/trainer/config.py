@@ -12,7 +12,8 @@ from qwengyre.trainer.published import PUBLISHED, AggregationName, ObjectiveName
 
 class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     learning_rate: float = 1e-6
-    """AdamW step size."""
+    """AdamW step size. The default is the paper's, for models of a billion parameters and more; smaller ones want more: the quickstart
+    trains a million parameters with 7e-4."""
     warmup_steps: int = 0
     """Optimizer steps over which the learning rate rises linearly from 1/warmup_steps of it."""
     beta1: float = 0.9
@@ -40,7 +41,10 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Unset: as the objective was published. The 0.005 of `gspo-capped` is for trajectories of many thousand tokens: widen it for short ones.
     """
     clip_high: float | None = None
-    """Ratios above 1 + clip_high are clipped when A > 0. Unset: as the objective was published."""
+    """Ratios above 1 + clip_high are clipped when A > 0. Unset: as the objective was published.
+
+    A clip fraction near 1 means that nothing is learned.
+    """
     token_weight_cap: float = 5.0
     """Token importance weights between engine and trainer are truncated here."""
     kl_coefficient: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import msgspec
@@ -73,6 +74,55 @@ def test_a_harness_that_cannot_be_started_here_is_refused(kit, monkeypatch, tmp_
     with pytest.raises(SandboxError, match="apt install bubblewrap"):
         check_harness(kit.config())
     check_harness(msgspec.structs.replace(kit.config(isolation="none"), command=("bash",)))
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (("python3", "/opt/no/such/agent.py", "{instruction}"), "/opt/no/such/agent.py does not exist"),
+        (("/usr/bin/python3", "-u", "/opt/no/such/agent.py"), "/opt/no/such/agent.py does not exist"),
+        (("bash", "/opt/no/such/run.sh"), "/opt/no/such/run.sh does not exist"),
+        (("python3", "no_such_agent.py"), "no_such_agent.py does not exist: it was looked for in"),
+        (("python3", "/workspace/no_such_agent.py"), "/workspace/no_such_agent.py does not exist"),
+        (("python3", "/tmp/no_such_agent.py"), "/tmp/no_such_agent.py does not exist"),
+        (("/usr/bin/python3", "-m", "no_such_module.cli"), "finds no module no_such_module.cli in the sandbox"),
+        (("bash", "-c", "no-such-agent --task x"), "no-such-agent, which the shell is to start, is not in the sandbox"),
+        (("bash", "-lc", "LANG=C /opt/no/such/agent"), "/opt/no/such/agent, which the shell is to start"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_an_interpreter_is_to_run_must_be_there(kit, tmp_path, command, reason):
+    (tmp_path / "environment").mkdir()
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        check_harness(msgspec.structs.replace(kit.config(), command=command), [tmp_path / "environment"])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("python3", "agent.py"),
+        ("python3", "/app/agent.py"),
+        ("python3", "/workspace/agent.py"),
+        ("/usr/bin/python3", "-m", "agent"),
+        ("/usr/bin/python3", "-m", "json.tool"),
+        ("bash", "-c", "if true; then ls; fi"),
+        ("bash", "-c", "cd sub && ./own.sh"),
+        ("bash", "-c", "./own.sh"),
+        ("python3", "{workspace}/agent.py"),
+    ],
+    ids=" ".join,
+)
+def test_what_a_task_brings_and_what_a_shell_knows_is_there(kit, tmp_path, command):
+    (tmp_path / "environment").mkdir()
+    (tmp_path / "environment" / "agent.py").touch()
+    check_harness(msgspec.structs.replace(kit.config(), command=command), [tmp_path / "other", tmp_path / "environment"])
+
+
+def test_a_module_in_the_pythonpath_of_the_harness_is_there(kit, tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.py").touch()
+    config = kit.config(readable=(str(tmp_path),), env={"PYTHONPATH": f"{tmp_path}/own"})
+    check_harness(msgspec.structs.replace(config, command=("/usr/bin/python3", "-m", "mine")))
 
 
 def test_a_readable_folder_that_shows_other_workspaces_is_refused(kit):

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import qwengyre
 from qwengyre.cli import main as cli
 from qwengyre.core.errors import ConfigError
+from tests.integration.run_kit import RunKit
 
 
 def run(*arguments: str):
@@ -103,10 +104,43 @@ def test_a_misspelt_command_names_the_nearest():
 def test_config_check_prints_the_config_as_resolved_and_all_mistakes(tmp_path: Path):
     path = tmp_path / "run.toml"
     path.write_text("[tasks]\ntrain = 'a'\n[harness]\ncommand = ['agent']\n[trainer]\nbeta1 = 0.5\n")
-    result = run("config", "check", str(path), "--set", "trainer.beta2=0.6")
+    result = run("config", "check", str(path), "--show", "--set", "trainer.beta2=0.6")
     assert "beta1 = 0.5\nbeta2 = 0.6\n" in result.stdout and f'train = "{Path.cwd()}/a"' in result.stdout
     assert result.exit_code == 2
     assert "this folder of tasks does not exist" in result.stderr and "harness.command: agent does not exist" in result.stderr
+
+
+def test_config_check_says_ok_and_what_is_worth_knowing(tmp_path: Path):
+    run_file = RunKit(tmp_path).run_file
+    result = run("config", "check", str(run_file), "--set", "policy.max_context_tokens=4096")
+    assert (result.exit_code, result.stderr) == (0, "")
+    ok, size, *notes = result.stdout.splitlines()
+    assert ok == f"{run_file}: ok" and size.startswith("  3 tasks to train on, 2 held out; ")
+    assert any(note.startswith("  note: contexts have at most 1,024 tokens: engine.max_context_tokens") for note in notes)
+    assert len(notes) < 5, "the whole configuration is for --show"
+    assert "[trainer]" in run("config", "check", str(run_file), "--show").stdout
+
+
+def test_config_check_tells_what_is_wrong_in_the_file_and_what_is_wrong_around_it(tmp_path: Path):
+    run_file = RunKit(tmp_path).run_file
+    changes = (
+        "scheduler.stepz=3",
+        "trainer.beta1=x",
+        "engine.dtype=bfloat17",
+        "policy.model=/no/such/model",
+        "policy.temperature=0",
+    )
+    result = run("config", "check", str(run_file), *(part for change in changes for part in ("--set", change)))
+    assert result.exit_code == 2 and result.stdout == ""
+    for part in (
+        "scheduler.stepz: no such key. Did you mean scheduler.steps?",
+        "trainer.beta1: expected float, got 'x' (str)",
+        "engine.dtype: expected one of",
+        "policy.temperature: temperature must be above 0",
+        "policy.model: /no/such/model does not exist",
+    ):
+        assert result.stderr.count(part) == 1, part
+    assert len(result.stderr.splitlines()) == 5
 
 
 def test_config_explain_of_an_unknown_table_lists_the_tables():

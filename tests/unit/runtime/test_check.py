@@ -63,6 +63,11 @@ def test_all_mistakes_are_told_at_once(kit: RunKit, tmp_path: Path):
         ("policy.model={kit}/no-weights", "has no model.safetensors: its weights must be there as safetensors"),
         ("policy.model={kit}/half-a-tokenizer", "tokenizer.json: this file of policy.model cannot be read"),
         ("policy.cache={kit}/run.toml", ""),
+        ("harness.env.OPENAI_BASE_URL=x", "harness.env.OPENAI_BASE_URL: every execution gets this for itself"),
+        ('harness.command=["python3", "/no/such/agent.py"]', "harness.command: /no/such/agent.py does not exist"),
+        ("policy.max_tokens_per_call=1024", "leaves no room for a prompt in a context of 1024 (policy.max_context_tokens)"),
+        ("engine.max_context_tokens=20", "policy.max_tokens_per_call: an answer may have 24 tokens, which leaves no room"),
+        ("gateway.max_context_tokens=24", "in a context of 24 (gateway.max_context_tokens)"),
         ("scheduler.executions_per_group=1", "scheduler.executions_per_group: an execution is compared"),
         ("ray.ranks_per_node=1", "ray.ranks_per_node: only the launcher"),
         ("trainer.kl_coefficient=0.01", "trajectory.keep_zero_advantage: executions of advantage 0 have a KL term"),
@@ -77,6 +82,15 @@ def test_a_mistake_is_named(kit: RunKit, override: str, message: str):
     (kit.folder / "half-a-tokenizer" / "tokenizer.json").write_text('{"version"')
     found = mistakes(kit, override.format(kit=kit.folder))
     assert len(found) == bool(message) and message in "".join(found)
+
+
+def test_every_task_that_is_wrong_is_told(kit: RunKit, tmp_path: Path):
+    for name in ("one", "two", "three"):
+        kit.task(tmp_path / "tasks" / name)
+    (tmp_path / "tasks" / "one" / "instruction.md").write_text("")
+    (tmp_path / "tasks" / "three" / "tests" / "test.sh").unlink()
+    found = mistakes(kit, f"tasks.train={tmp_path}/tasks", "scheduler.executions_per_group=1")
+    assert len(found) == 3 and "one/instruction.md: empty" in found[1] and "three/tests/test.sh: missing" in found[2]
 
 
 def test_a_cache_that_cannot_be_written_is_found_only_where_it_is_needed(kit: RunKit):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -14,6 +16,9 @@ from qwengyre.sandbox.config import HarnessConfig
         ({"command": []}, "command must not be empty"),
         ({"command": [""]}, "command must not be empty"),
         ({"command": ["a\0b"]}, "NUL byte"),
+        ({"command": ["a", "--task={instruktion}"]}, "command: {instruktion} is not a placeholder. Did you mean {instruction}?"),
+        ({"command": ["a"], "env": {"A=B": "x"}}, "env: 'A=B' cannot be a variable"),
+        ({"command": ["a"], "env": {"A": "x\0"}}, "env: 'A' cannot be a variable"),
         ({"command": ["a"], "readable": ["relative"]}, "not an absolute path"),
         ({"command": ["a"], "warm_start": True}, "warm_start needs command"),
         ({"command": ["a"], "warm_modules": ["openai"]}, "warm_modules needs warm_start"),
@@ -27,7 +32,7 @@ from qwengyre.sandbox.config import HarnessConfig
     ],
 )
 def test_what_cannot_be_is_refused(settings, reason):
-    with pytest.raises(msgspec.ValidationError, match=reason):
+    with pytest.raises(msgspec.ValidationError, match=re.escape(reason)):
         msgspec.convert(settings, HarnessConfig)
 
 

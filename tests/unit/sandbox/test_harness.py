@@ -9,7 +9,15 @@ import pytest
 
 from qwengyre.core.errors import SandboxError
 from qwengyre.sandbox.config import HarnessConfig
-from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, harness_command, harness_environment
+from qwengyre.sandbox.harness import (
+    PATIENCE,
+    RESERVED,
+    ExecutionSpec,
+    Gateway,
+    HarnessFiles,
+    harness_command,
+    harness_environment,
+)
 from qwengyre.sandbox.host import SandboxHost, log_tail
 from qwengyre.sandbox.isolation import Mount, View, bwrap_arguments, outermost
 from qwengyre.sandbox.task import Task
@@ -44,6 +52,16 @@ def test_the_environment_is_made_not_inherited(host, tmp_path, monkeypatch):
     assert environment["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:9/x/7"
     assert environment["OPENAI_API_KEY"] == environment["ANTHROPIC_API_KEY"] == "secret"
     assert environment["API_TIMEOUT_MS"] == "3600000"
+
+
+def test_what_every_execution_gets_for_itself_is_what_a_run_may_not_set(host, tmp_path):
+    plain = host.environment(host.home(tmp_path / "e"))
+    config = msgspec.structs.replace(host.config, env=dict.fromkeys(RESERVED, "mine"))
+    environment = harness_environment(
+        SandboxHost(config, tmp_path), Gateway("/s", "http://127.0.0.1:9/"), SPEC, HarnessFiles(tmp_path)
+    )
+    assert "mine" not in environment.values()
+    assert environment.keys() - plain.keys() - PATIENCE.keys() - SPEC.task.agent_env.keys() == RESERVED - plain.keys()
 
 
 def test_no_address_without_isolation_is_refused(host, tmp_path):
