@@ -27,8 +27,9 @@ from qwengyre.engines.remote import RemoteEngine
 from qwengyre.engines.server import EngineServer
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
 from qwengyre.gateway.control_api import OpenExecution
+from qwengyre.gateway.dialects import BY_NAME
 from qwengyre.gateway.gateway import Execution, Gateway, open_journal
-from qwengyre.gateway.protocol import chat
+from qwengyre.gateway.protocol.dialect import AnswerHead
 from qwengyre.gateway.records import Opened
 from qwengyre.gateway.rendering import Rendering
 from qwengyre.rpc.tether import tethered
@@ -156,7 +157,7 @@ async def _grow(gateway: Gateway, rendering: Rendering, engine: EchoEngine, num_
 
 async def _call(gateway: Gateway, execution: Execution, body: bytes):
     """What the listener does for a call, without HTTP."""
-    request = chat.parse(body, execution.session.items)
+    request = BY_NAME["chat"].parse(body, execution.session.items)
     call, reader = await gateway.call(execution, request, {})
     while not call.answer.is_whole:
         await reader.event.wait()
@@ -164,7 +165,7 @@ async def _call(gateway: Gateway, execution: Execution, body: bytes):
     reader.take()
     call.conclude()
     turn = call.answer.said(reader.position).turn()
-    chat.body(request, "x", turn, call.ending(), created=0)
+    BY_NAME["chat"].whole(request, AnswerHead(id="x", created=0, prompt_tokens=call.num_prompt), turn, call.ending())
     call.detach(reader)
     await asyncio.sleep(0)
     return turn

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from qwengyre.gateway.protocol.deltas import AnswerSoFar, Delta, TextDelta, ToolStart
-from qwengyre.gateway.protocol.text import StopStrings
+from qwengyre.gateway.protocol.deltas import AnswerSoFar, Delta, ToolStart
+from qwengyre.gateway.protocol.request import Calls
+from qwengyre.gateway.protocol.wanted import Wanted
 
 
 class Reader:
@@ -42,27 +43,13 @@ class Reader:
 
 
 class AnswerLog:
-    def __init__(self, stops: Sequence[str]):
+    def __init__(self, stops: Sequence[str], calls: Calls = Calls.ANY):
         self.deltas: list[Delta] = []
         self.is_whole = False
         """Nothing more will be added."""
         self.readers: set[Reader] = set()
-        self._stops = StopStrings(stops) if stops else None
+        self.wanted = Wanted(stops, calls)
         self._marks: list[tuple[int, int]] = []
-
-    @property
-    def has_stops(self) -> bool:
-        return self._stops is not None
-
-    @property
-    def stop_string(self) -> str | None:
-        """The stop string that ended the text."""
-        return self._stops.found if self._stops else None
-
-    @property
-    def withholds(self) -> bool:
-        """Whether there is text that no client was shown because it began, or followed, a stop string."""
-        return self._stops is not None and (self._stops.found is not None or self._stops.holds)
 
     @property
     def has_tools(self) -> bool:
@@ -70,18 +57,14 @@ class AnswerLog:
 
     def add(self, deltas: Sequence[Delta], num_tokens: int) -> None:
         """Add what `num_tokens` tokens of the answer say, beyond what was added before."""
-        if self._stops is None:
-            self.deltas += deltas
-        else:
-            self._add_until_stop(deltas, self._stops)
+        self.deltas += self.wanted.take(deltas)
         self._marks.append((len(self.deltas), num_tokens))
         self._wake()
 
     def close(self, deltas: Sequence[Delta], num_tokens: int) -> None:
         """Add the last of it."""
         self.add(deltas, num_tokens)
-        if self._stops is not None and (held := self._stops.flush()):
-            self.deltas.append(TextDelta(text=held))
+        self.deltas += self.wanted.finish()
         self._marks.append((len(self.deltas), num_tokens))
         self.end()
 
@@ -105,16 +88,6 @@ class AnswerLog:
     def num_tokens(self, position: int) -> int:
         """How many tokens of the answer lie behind `position`."""
         return max((tokens for length, tokens in self._marks if length <= position), default=0)
-
-    def _add_until_stop(self, deltas: Sequence[Delta], stops: StopStrings) -> None:
-        for delta in deltas:
-            if stops.found is not None:
-                return
-            is_text = isinstance(delta, TextDelta)
-            if text := stops.push(delta.text) if is_text else stops.flush():
-                self.deltas.append(TextDelta(text=text))
-            if not is_text:  # the text before it has ended: what was held back did not become a stop string
-                self.deltas.append(delta)
 
     def _wake(self) -> None:
         for reader in self.readers:

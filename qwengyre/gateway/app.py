@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,9 +14,12 @@ from qwengyre.core.errors import ContextOverflow, EngineUnavailable, ExecutionCl
 from qwengyre.gateway.answer_log import Reader
 from qwengyre.gateway.body import ClientGone, read_body
 from qwengyre.gateway.call import LiveCall
-from qwengyre.gateway.dialects import BY_PATH, COUNT_TOKENS, DEFAULT, DIALECTS, Dialect
+from qwengyre.gateway.dialects import BY_COUNT_PATH, BY_PATH, DIALECTS, dialect_of
 from qwengyre.gateway.gateway import Execution, Gateway
-from qwengyre.gateway.protocol.request import InvalidRequest, ModelRequest
+from qwengyre.gateway.protocol.dialect import AnswerHead, Dialect
+from qwengyre.gateway.protocol.fields import InvalidRequest
+from qwengyre.gateway.protocol.request import ModelRequest
+from qwengyre.gateway.session import answer_id
 
 log = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
@@ -25,6 +28,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _PATH: Final = re.compile(r"^(?:/e/(?P<token>[^/]*))?/*(?:v1/)*(?P<rest>[^?]*)$")
 JSON: Final = (b"content-type", b"application/json")
+IGNORED: Final = b"x-qwengyre-ignored"
 EVENTS: Final = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -39,14 +43,14 @@ class HarnessApp:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         parts = _PATH.match(scope["path"])
         rest = parts["rest"].strip("/") if parts else ""
-        dialect = BY_PATH.get(rest.removesuffix("/count_tokens"), _dialect_of(headers))
+        dialect = dialect_of(rest, headers)
         try:
             await self._route(scope, receive, send, headers=headers, token=parts["token"] if parts else None, rest=rest)
         except InvalidRequest as error:
             message = dialect.error(error.status, error.message, code=error.code, param=error.param)
             await self._refuse(send, error.status, message)
         except ContextOverflow as error:
-            await self._refuse(send, 400, dialect.error(400, str(error), code="context_length_exceeded", param="messages"))
+            await self._refuse(send, 400, dialect.overflow(error.num_tokens, error.max_tokens))
         except ExecutionClosed as closed:
             self._gateway.stats.closed_while_waiting += 1
             await _respond(send, 401, dialect.error(401, str(closed), code="invalid_api_key"))
@@ -75,25 +79,27 @@ class HarnessApp:
             return
         execution = self._authenticate(headers, token)
         if rest == "models" or rest.startswith("models/"):
-            await _respond(send, 200, _models(execution.session.opened.model))
+            await _respond(send, 200, _models(execution.session.opened.model, rest.removeprefix("models").strip("/")))
             return
-        asks_for = BY_PATH.get(rest.removesuffix("/count_tokens"))
-        if asks_for is None or (rest not in BY_PATH and rest != COUNT_TOKENS):
+        asks_for = BY_PATH.get(rest) or BY_COUNT_PATH.get(rest)
+        if asks_for is None:
             known = ", ".join(f"/v1/{dialect.path}" for dialect in DIALECTS)
             raise InvalidRequest(f"there is nothing at {scope['path'][:200]!r}; there is {known} and /v1/models", status=404)
         if method != "POST":
             raise InvalidRequest(f"{method} is not allowed here: POST", status=405)
         body = await read_body(receive, headers, self._gateway.config)
         request = _parse(asks_for, body, execution)
-        if rest == COUNT_TOKENS:
-            await _respond(send, 200, asks_for.module.count(await self._gateway.count(execution, request)))
+        if rest in BY_COUNT_PATH:
+            num_tokens = await self._gateway.count(execution, request)
+            await _respond(send, 200, asks_for.count(num_tokens), request.ignored)
             return
         call, reader = await self._gateway.call(execution, request, headers)
         await self._answer(asks_for, request, call, reader, receive=receive, send=send)
 
     def _authenticate(self, headers: dict[str, str], token: str | None) -> Execution:
         """The execution that this key, or this path, opens. A key of another execution opens nothing."""
-        given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ").strip()
+        scheme, _, bearer = headers.get("authorization", "").strip().partition(" ")
+        given = headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else scheme)
         by_key = self._gateway.by_key(given) if given else None
         if token is None:
             execution = by_key
@@ -134,8 +140,7 @@ class HarnessApp:
         call.conclude()
         await self._gateway.wait_durable()
         turn = call.answer.said(reader.position).turn()
-        body = dialect.module.body(request, _answer_id(call), turn, call.ending(), created=int(call.tokens.asked.at))
-        await _respond(send, 200, body)
+        await _respond(send, 200, dialect.whole(request, _head(call), turn, call.ending()), request.ignored)
 
     async def _stream(self, dialect: Dialect, request: ModelRequest, call: LiveCall, reader: Reader, send: Send) -> None:
         await self._wait_to_begin(reader)
@@ -143,9 +148,8 @@ class HarnessApp:
             raise call.failure
         if reader.is_gone:
             return
-        created = int(call.tokens.asked.at)
-        stream = dialect.module.Stream(request, _answer_id(call), created=created, prompt_tokens=call.num_prompt)
-        await send({"type": "http.response.start", "status": 200, "headers": EVENTS})
+        stream = dialect.stream(request, _head(call))
+        await send({"type": "http.response.start", "status": 200, "headers": [*EVENTS, *_named(request.ignored)]})
         out = stream.start()
         self._streaming.add(reader)
         while True:
@@ -197,10 +201,15 @@ class HarnessApp:
         await _respond(send, status, body)
 
 
-async def _respond(send: Send, status: int, body: bytes) -> None:
-    headers = [JSON, (b"content-length", b"%d" % len(body))]
+async def _respond(send: Send, status: int, body: bytes, ignored: Sequence[str] = ()) -> None:
+    headers = [JSON, (b"content-length", b"%d" % len(body)), *_named(ignored)]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _named(ignored: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """The header that names the fields of a request that changed nothing."""
+    return [(IGNORED, ", ".join(ignored).encode())] if ignored else []
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -210,21 +219,20 @@ async def _disconnected(receive: Receive) -> None:
 
 def _parse(dialect: Dialect, body: bytes, execution: Execution) -> ModelRequest:
     try:
-        return dialect.module.parse(body, execution.session.items)
+        return dialect.parse(body, execution.session.items)
     except RecursionError as error:
         raise InvalidRequest("the request body is nested too deeply") from error
 
 
-def _answer_id(call: LiveCall) -> str:
-    return call.tokens.id.replace("/", "-")
+def _head(call: LiveCall) -> AnswerHead:
+    return AnswerHead(id=answer_id(call.tokens.id), created=int(call.tokens.asked.at), prompt_tokens=call.num_prompt)
 
 
-def _dialect_of(headers: dict[str, str]) -> Dialect:
-    """The dialect of an error on a path that says nothing."""
-    name = "messages" if "anthropic-version" in headers else DEFAULT.name
-    return next((dialect for dialect in DIALECTS if dialect.name == name), DEFAULT)
-
-
-def _models(model: str) -> bytes:
-    entry = {"id": model, "object": "model", "created": 0, "owned_by": "qwengyre", "type": "model", "display_name": model}
-    return msgspec.json.encode({"object": "list", "data": [entry], "has_more": False, "first_id": model, "last_id": model})
+def _models(model: str, asked: str) -> bytes:
+    """The one model under its name, or under the name that is asked for: the policy answers to every name."""
+    name = asked or model
+    entry = {"id": name, "object": "model", "created": 0, "owned_by": "qwengyre", "type": "model", "display_name": name}
+    entry["created_at"] = "1970-01-01T00:00:00Z"
+    if asked:
+        return msgspec.json.encode(entry)
+    return msgspec.json.encode({"object": "list", "data": [entry], "has_more": False, "first_id": name, "last_id": name})

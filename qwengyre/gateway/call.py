@@ -24,7 +24,7 @@ from qwengyre.gateway.protocol.request import ModelRequest
 from qwengyre.gateway.records import Ended, Sampled
 from qwengyre.gateway.rendering import Rendering
 from qwengyre.gateway.route import Route
-from qwengyre.gateway.seen import MakeParser, Seen, seen_at
+from qwengyre.gateway.seen import MakeParser, Seen, num_tokens_of, seen_at
 from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import GatewayStats
 
@@ -46,7 +46,7 @@ class Start:
 
 
 class Stop:
-    """Somebody wants the engine to stop: a move, a disconnect or a stop string."""
+    """Somebody wants the engine to stop: a move, a disconnect, or all that the client wants was said."""
 
 
 class Park:
@@ -74,7 +74,8 @@ class Why(Enum):
     MOVE = "move"
     LEFT = "left"
     """The last reader left before the end."""
-    STOP_STRING = "stop string"
+    SAID_ALL = "said all"
+    """A stop string came, or the one tool call that the client wants is whole."""
 
 
 class Wiring(Protocol):
@@ -94,7 +95,7 @@ class Wiring(Protocol):
 
 class LiveCall:
     def __init__(self, session: Session, request: ModelRequest, tokens: CallTokens, make_parser: MakeParser, wiring: Wiring):
-        self.tokens, self.answer = tokens, AnswerLog(request.stops)
+        self.tokens, self.answer = tokens, AnswerLog(request.stops, request.calls)
         self.state = CallState.HELD
         self.failure: QwenGyreError | None = None
         self.concluded = asyncio.Event()
@@ -176,9 +177,14 @@ class LiveCall:
         reason: EndReason = "length" if self._reason == "length" else "stop"
         if reason == "stop" and self.answer.has_tools:
             reason = "tool_calls"
-        completion = self.num_answer if self.answer.stop_string is None else self._seen(len(self.answer.deltas)).num_tokens
-        usage = Usage(prompt=self.num_prompt, completion=completion, cached=min(self._cached, self.num_prompt))
-        return Ending(reason=reason, usage=usage, stop_string=self.answer.stop_string)
+        completion = self.num_answer if not self.answer.wanted.is_over else self._seen(len(self.answer.deltas)).num_tokens
+        usage = Usage(
+            prompt=self.num_prompt,
+            completion=completion,
+            cached=min(self._cached, self.num_prompt),
+            reasoning=self._num_reasoning(),
+        )
+        return Ending(reason=reason, usage=usage, stop_string=self.answer.wanted.stop_string)
 
     # --- running ---------------------------------------------------------------------------------------------------------
 
@@ -199,7 +205,7 @@ class LiveCall:
         known = self._session.rows.answer_ids(self.tokens.asked.call)
         if known:
             self._show(known)
-            if known[-1] in self._wiring.stop_token_ids or self.answer.stop_string is not None:
+            if known[-1] in self._wiring.stop_token_ids or self.answer.wanted.is_over:
                 self._finish("stop")
 
     async def _wait_for_server(self, route: Route) -> ServerId:
@@ -296,11 +302,11 @@ class LiveCall:
             stats.tokens_recomputed_after_move += max(0, self._known_at_source - cached_tokens)
 
     def _show(self, token_ids: Sequence[int]) -> None:
-        if self.answer.stop_string is not None:
+        if self.answer.wanted.is_over:
             return
         self.answer.add(self._parser.feed(token_ids), self.num_answer)
-        if self.answer.stop_string is not None and self.state is CallState.RUNNING:
-            self._stop_engine(Why.STOP_STRING)
+        if self.answer.wanted.is_over and self.state is CallState.RUNNING:
+            self._stop_engine(Why.SAID_ALL)
 
     def _stopped(self, reason: str) -> None:
         """The engine said its last chunk."""
@@ -311,7 +317,7 @@ class LiveCall:
 
     def _lost(self, detail: str) -> None:
         """No engine works on the call any more: end it if that was the wish, else hold it."""
-        if self._why is Why.STOP_STRING:
+        if self._why is Why.SAID_ALL:
             self._finish("stop")
         elif self._why is Why.LEFT:
             self._parked.set()
@@ -395,7 +401,7 @@ class LiveCall:
             self.task.cancel()
 
     def _close(self, reason: str, *, abandoned: bool, position: int, detail: str = "") -> None:
-        asked, is_stopped = self.tokens.asked, self.answer.stop_string is not None
+        asked, is_stopped = self.tokens.asked, self.answer.wanted.is_over
         seen = self._seen(position)
         before_stop = self._seen(len(self.answer.deltas)).num_tokens if is_stopped else self.num_answer
         ended = Ended(
@@ -419,6 +425,14 @@ class LiveCall:
             self._session.learn(self.tokens, self.answer.said(position), seen)
         self._wiring.stats.count_end(ended)
         self.concluded.set()
+
+    def _num_reasoning(self) -> int:
+        """Tokens of the answer up to the end of its reasoning."""
+        reasoning = self.answer.said(len(self.answer.deltas)).turn().reasoning
+        if not reasoning:
+            return 0
+        ids = self._session.rows.answer_ids(self.tokens.asked.call)
+        return num_tokens_of(reasoning, ids, self._wiring.rendering.tokenizer.decode)
 
     def _seen(self, position: int) -> Seen:
         """What a client at `position` of the answer saw."""

@@ -1,45 +1,21 @@
-"""The table of dialects: which path speaks which, and how errors look in it."""
+"""The dialects that harnesses may speak, by path."""
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Final
 
-import msgspec
+from qwengyre.gateway.protocol.chat import ChatDialect
+from qwengyre.gateway.protocol.dialect import Dialect
+from qwengyre.gateway.protocol.messages import MessagesDialect
+from qwengyre.gateway.protocol.responses import ResponsesDialect
 
-from qwengyre.gateway.protocol import chat, messages, responses
-
-KINDS: Final = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
-    500: "api_error",
-    503: "overloaded_error",
-}
+DIALECTS: Final[tuple[Dialect, ...]] = (ChatDialect(), MessagesDialect(), ResponsesDialect())
+BY_NAME: Final = {dialect.name: dialect for dialect in DIALECTS}
+BY_PATH: Final = {dialect.path: dialect for dialect in DIALECTS}
+BY_COUNT_PATH: Final = {dialect.count_path: dialect for dialect in DIALECTS if dialect.count_path}
 
 
-class Dialect(msgspec.Struct, frozen=True):
-    name: str
-    module: ModuleType
-    """`parse`, `Stream`, `body`, `error` of `gateway.protocol`."""
-    path: str
-    """Behind the base URL."""
-
-    def error(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
-        payload = self.module.error(message, kind=KINDS.get(status, "api_error"), code=code, param=param)
-        return msgspec.json.encode(payload)
-
-
-DIALECTS: Final = (
-    Dialect(name="chat", module=chat, path="chat/completions"),
-    Dialect(name="messages", module=messages, path="messages"),
-    Dialect(name="responses", module=responses, path="responses"),
-)
-BY_PATH: Final[dict[str, Dialect]] = {dialect.path: dialect for dialect in DIALECTS}
-DEFAULT: Final = DIALECTS[0]
-COUNT_TOKENS: Final = "messages/count_tokens"
+def dialect_of(path: str, headers: dict[str, str]) -> Dialect:
+    """The dialect to answer in, also on a path that says nothing: only Anthropic's clients name a version in a header."""
+    known = BY_PATH.get(path) or BY_COUNT_PATH.get(path)
+    return known or BY_NAME["messages" if "anthropic-version" in headers else "chat"]

@@ -19,7 +19,10 @@ from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.hints import HintReader
 from qwengyre.gateway.keys import Keys, derive, fingerprint
 from qwengyre.gateway.protocol.deltas import TextDelta
-from qwengyre.gateway.protocol.request import InvalidRequest, ModelRequest
+from qwengyre.gateway.protocol.fields import InvalidRequest
+from qwengyre.gateway.protocol.parse import Parser
+from qwengyre.gateway.protocol.request import Calls, ModelRequest
+from qwengyre.gateway.protocol.wanted import CallsAsText
 from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
 from qwengyre.gateway.rendering import TAIL_TOKENS, Rendering
 from qwengyre.gateway.route import Route
@@ -280,7 +283,12 @@ class Gateway:
     def _make_parser(self, session: Session, asked: Asked, tools: Sequence[dict]) -> MakeParser:
         num_prompt = session.rows[asked.call].num_prompt - asked.first_index
         tail = session.rows.row(asked.call, num_prompt)[-TAIL_TOKENS:].tolist()
-        return lambda: self.rendering.parser(lambda index: session.tool_use_id(asked, index), tail, tools)
+
+        def make() -> Parser:
+            parser = self.rendering.parser(lambda index: session.tool_use_id(asked, index), tail, tools)
+            return CallsAsText(parser) if asked.calls == Calls.NONE.value else parser
+
+        return make
 
     async def _run(self, execution: Execution, live: LiveCall) -> None:
         try:
@@ -371,7 +379,7 @@ class Gateway:
         parser = self._make_parser(session, asked, ())()
         answer = AnswerLog(())
         answer.add(parser.feed(ids), len(ids))
-        if asked.stops or not ended.abandoned:
+        if ended.num_masked or ended.rest or not ended.abandoned:
             answer.close([*parser.finish(), *([TextDelta(text=ended.rest)] if ended.rest else ())], len(ids))
         session.learn(tokens, answer.said(len(answer.deltas)), Seen(ended.num_seen, ended.rest))
 
@@ -401,12 +409,11 @@ class Gateway:
     def _seen_unfinished(self, session: Session, tokens: CallTokens) -> tuple[Seen, int]:
         """What a client may have seen of an answer that was running, and how many tokens came after its stop string."""
         ids = session.rows.answer_ids(tokens.asked.call)
-        make_parser, answer = self._make_parser(session, tokens.asked, ()), AnswerLog(tokens.asked.stops)
-        if not answer.has_stops:
-            return Seen(len(ids)), 0
+        asked = tokens.asked
+        make_parser, answer = self._make_parser(session, asked, ()), AnswerLog(asked.stops, Calls(asked.calls))
         answer.add(make_parser().feed(ids), len(ids))
         seen = seen_at(answer, len(answer.deltas), ids, make_parser, self.rendering.tokenizer.decode)
-        return seen, len(ids) - seen.num_tokens if answer.stop_string is not None else 0
+        return seen, len(ids) - seen.num_tokens if answer.wanted.is_over else 0
 
 
 async def _abort(engine: Engine, request_id: str) -> None:

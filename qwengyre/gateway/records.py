@@ -50,6 +50,8 @@ class Asked(msgspec.Struct, frozen=True, tag="a", array_like=True):
     """Tokens of this answer that calls before had sampled: > 0 when it goes on with an abandoned one."""
     dialect: str
     stops: tuple[str, ...] = ()
+    calls: str = "any"
+    """How many tool calls the client wanted: `protocol.request.Calls`."""
 
 
 class Sampled(msgspec.Struct, frozen=True, tag="s", array_like=True):

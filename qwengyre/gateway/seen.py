@@ -1,7 +1,7 @@
-"""How far an answer goes on: the sampled tokens that the client saw as text before a stop string.
+"""How far a client saw an answer, in tokens: these are trained, and the next context goes on after them.
 
-Tokens end where the tokenizer ends them, not where a stop string begins. Those before the stop string are trained and are the
-next prompt; the one in which it begins, and all after it, are recorded, masked and never context.
+Tokens end where the tokenizer ends them, not where a stop string begins or a client hung up. A token of which the client saw a part
+only is masked, as are all after it; they are recorded and never context.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from qwengyre.gateway.answer_log import AnswerLog
 from qwengyre.gateway.protocol.deltas import AnswerSoFar
 from qwengyre.gateway.protocol.parse import Parser
 from qwengyre.gateway.protocol.text import BROKEN, Decode
+from qwengyre.trajectory.match import Turn
 
 MakeParser = Callable[[], Parser]
 """A parser that has read nothing yet; every one that it makes reads the same tokens the same way."""
@@ -29,44 +30,68 @@ class Seen(msgspec.Struct, frozen=True):
 
 def seen_at(answer: AnswerLog, position: int, token_ids: Sequence[int], make_parser: MakeParser, decode: Decode) -> Seen:
     """What a client at `position` of an answer saw; `token_ids` are all that was sampled of it so far."""
-    is_all = position >= len(answer.deltas)
-    most = len(token_ids) if is_all else answer.num_tokens(position)
-    if not answer.has_stops or (is_all and not answer.withholds):
-        return Seen(most)
-    return seen_before(token_ids[:most], answer.said(position).turn().text, make_parser, decode)
+    if position >= len(answer.deltas) and not answer.wanted.withholds:
+        return Seen(len(token_ids))
+    return seen_until(token_ids, answer.said(position).turn(), make_parser, decode)
 
 
-def seen_before(token_ids: Sequence[int], shown: str, make_parser: MakeParser, decode: Decode) -> Seen:
-    """The longest run of leading tokens whose text is a beginning of `shown`, all the text that the client was shown.
+def seen_until(token_ids: Sequence[int], shown: Turn, make_parser: MakeParser, decode: Decode) -> Seen:
+    """The most leading tokens that say nothing beyond `shown`, all that the client was shown.
 
     Whitespace that the parser holds back is not text yet: a token of it counts only where `shown` has it, too.
     """
 
-    def text(num_tokens: int) -> str:
-        return text_of(token_ids[:num_tokens], make_parser()).rstrip(BROKEN)
+    def said(num_tokens: int) -> Turn:
+        return turn_of(token_ids[:num_tokens], make_parser())
 
-    low, high = 0, len(token_ids)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if shown.startswith(text(middle)):
-            low = middle
-        else:
-            high = middle - 1
-    said = text(low)
-    rest = shown[len(said) :]
-    while low and said and not _goes_on(_trailing_space(decode(token_ids[:low])), rest):
-        low -= 1
-        said = text(low)
-        rest = shown[len(said) :]
-    return Seen(low, rest if rest.strip() else "")
+    num_tokens = _most(len(token_ids), lambda count: not _is_beyond(said(count), shown))
+    turn = said(num_tokens)
+    rest = shown.text[len(turn.text) :]
+    while num_tokens and (turn.text or turn.tool_uses) and not _goes_on(_trailing_space(decode(token_ids[:num_tokens])), rest):
+        num_tokens -= 1
+        turn = said(num_tokens)
+        rest = shown.text[len(turn.text) :]
+    return Seen(num_tokens, rest if rest.strip() else "")
 
 
-def text_of(token_ids: Sequence[int], parser: Parser) -> str:
-    """The visible text of an answer that ends with `token_ids`."""
+def turn_of(token_ids: Sequence[int], parser: Parser) -> Turn:
+    """The answer that ends with `token_ids`; a character that is not whole yet is left out."""
     answer = AnswerSoFar()
     for delta in (*parser.feed(token_ids), *parser.finish()):
         answer.add(delta)
-    return answer.turn().text
+    turn = answer.turn()
+    return msgspec.structs.replace(turn, text=turn.text.rstrip(BROKEN))
+
+
+def num_tokens_of(reasoning: str, token_ids: Sequence[int], decode: Decode) -> int:
+    """The fewest leading tokens of an answer that hold all of its reasoning."""
+    low, high = 0, len(token_ids)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reasoning in decode(token_ids[:middle]) else (middle + 1, high)
+    return low
+
+
+def _most(highest: int, holds: Callable[[int], bool]) -> int:
+    """The highest number up to `highest` for which `holds`, which is true from 0 up to it. It is sought near `highest`."""
+    step, high = 1, highest + 1
+    while high > 0 and not holds(max(0, high - step)):
+        high, step = max(0, high - step), step * 2
+    low = max(0, high - step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _is_beyond(turn: Turn, shown: Turn) -> bool:
+    """Whether an answer says more than was shown. Tool calls come first: a call that has only begun reads as text."""
+    uses, shown_uses = turn.tool_uses, shown.tool_uses
+    if len(uses) != len(shown_uses):
+        return len(uses) > len(shown_uses)
+    if len(turn.reasoning or "") > len(shown.reasoning or "") or not shown.text.startswith(turn.text):
+        return True
+    return bool(uses) and len(uses[-1].arguments) > len(shown_uses[-1].arguments)
 
 
 def _goes_on(space: str, rest: str) -> bool:

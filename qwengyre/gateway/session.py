@@ -12,6 +12,7 @@ from qwengyre.core.arrays import TOKEN
 from qwengyre.core.errors import ContextOverflow
 from qwengyre.core.ids import CallId
 from qwengyre.gateway.call_tokens import CallRows, CallTokens
+from qwengyre.gateway.dialects import BY_NAME
 from qwengyre.gateway.hints import GivenAnswer, HintReader
 from qwengyre.gateway.protocol.deltas import AnswerSoFar
 from qwengyre.gateway.protocol.request import InvalidRequest, ItemCache, ModelRequest
@@ -24,7 +25,6 @@ from qwengyre.trajectory.records import BranchCause
 LARGE_CHARS = 200_000
 """A text this long takes a tokenizer some 50 ms: too long for the streams of others to wait."""
 NO_TOOLS = digest(b"no tools")
-TOOL_ID_PREFIX: Mapping[str, str] = {"chat": "call_", "messages": "toolu_", "responses": "call_"}
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -108,6 +108,7 @@ class Session:
             first_index=placement.first_index,
             dialect=request.dialect,
             stops=request.stops,
+            calls=request.calls.value,
         )
         tokens = self.rows.add(asked)
         self.index.ask(tokens.id, placement.matched)
@@ -123,12 +124,12 @@ class Session:
         """Unique in the execution, and the same whatever else was asked meanwhile."""
         opened = self.opened
         where = f"{opened.execution} {opened.attempt} {asked.ordinal} {index}".encode()
-        return TOOL_ID_PREFIX[asked.dialect] + digest(b"tool", where, asked.key).hex()[:24]
+        return BY_NAME[asked.dialect].tool_id_prefix + digest(b"tool", where, asked.key).hex()[:24]
 
     def sampling_room(self, asked: Asked, wanted: int | None) -> int:
         """Most tokens that this call may still sample: the run's limit, the client's, and what fits the context."""
         call = self.rows[asked.call]
-        limit = self.opened.max_tokens_per_call if wanted is None else min(self.opened.max_tokens_per_call, max(1, wanted))
+        limit = self.opened.max_tokens_per_call if wanted is None else min(self.opened.max_tokens_per_call, wanted)
         room = self.opened.max_context_tokens - (call.num_prompt - asked.first_index)
         return max(0, min(limit, room) - asked.first_index - call.num_sampled)
 
@@ -137,6 +138,7 @@ class Session:
         turn = said.turn()
         for use in turn.tool_uses:
             self.issued[use.id] = use
+        self.items.said[answer_id(call.id)] = said.blocks()
         reasoning = (turn.reasoning or "").strip()
         answer = Answer(
             call=call.id,
@@ -233,6 +235,11 @@ class Session:
         return base, shared, BranchCause.DIVERGES
 
 
+def answer_id(call: CallId) -> str:
+    """By what a client knows the answer to a call."""
+    return call.replace("/", "-")
+
+
 def _new_texts(request: ModelRequest, matched: Match) -> list[str]:
     return [keyed.turn.text for keyed in request.turns[max(matched.num_turns, matched.num_shared) :]]
 
@@ -242,7 +249,7 @@ def _template_refusals() -> Iterator[None]:
     """What a chat template raises is the client's to mend: it sent a conversation that this model cannot have."""
     try:
         yield
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"this model's chat template refuses the conversation: {error}") from error
 
 

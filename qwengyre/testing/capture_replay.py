@@ -210,6 +210,8 @@ class Replay:
         body = dict(row["body"])
         if self.stream is not None:
             body["stream"] = self.stream
+        if isinstance(body.get("tool_choice"), str):
+            body["tool_choice"] = "auto"  # all harnesses sent this word; the recordings have a pseudo-word in its place
         text = json.dumps(body, ensure_ascii=False)
         if self._ids:
             pattern = "|".join(map(re.escape, self._ids))

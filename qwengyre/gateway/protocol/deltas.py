@@ -53,37 +53,59 @@ class Ending(msgspec.Struct, frozen=True):
     stop_string: str | None = None
 
 
+class Block(msgspec.Struct, frozen=True):
+    """A part of an answer, in the order in which it was said."""
+
+    kind: Literal["reasoning", "text", "tool"]
+    text: str = ""
+    use: ToolUse | None = None
+    """Of a tool block."""
+
+
 class AnswerSoFar:
     """Adds deltas up to the message that the client has seen."""
 
-    __slots__ = ("_arguments", "_reasoning", "_text", "_tools")
+    __slots__ = ("_blocks", "_tools")
 
     def __init__(self) -> None:
-        self._reasoning: list[str] = []
-        self._text: list[str] = []
-        self._tools: list[ToolStart] = []
-        self._arguments: list[list[str]] = []
+        self._blocks: list[tuple[Literal["reasoning", "text", "tool"], list[str], ToolStart | None]] = []
+        self._tools: list[list[str]] = []
 
     def add(self, delta: Delta) -> None:
         match delta:
             case TextDelta():
-                self._text.append(delta.text)
+                self._say("text", delta.text)
             case ReasoningDelta():
-                self._reasoning.append(delta.text)
+                self._say("reasoning", delta.text)
             case ToolStart():
-                self._tools.append(delta)
-                self._arguments.append([])
+                self._tools.append([])
+                self._blocks.append(("tool", self._tools[-1], delta))
             case ToolArguments():
-                self._arguments[delta.index].append(delta.text)
+                self._tools[delta.index].append(delta.text)
 
     @property
     def num_tools(self) -> int:
         return len(self._tools)
 
-    def turn(self) -> Turn:
-        uses = (
-            ToolUse(id=tool.id, name=tool.name, arguments="".join(arguments))
-            for tool, arguments in zip(self._tools, self._arguments, strict=True)
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(
+            Block(kind, use=ToolUse(id=start.id, name=start.name, arguments="".join(parts)))
+            if start is not None
+            else Block(kind, text="".join(parts))
+            for kind, parts, start in self._blocks
         )
-        reasoning = "".join(self._reasoning)
-        return Turn(role="assistant", text="".join(self._text), reasoning=reasoning or None, tool_uses=tuple(uses))
+
+    def turn(self) -> Turn:
+        blocks = self.blocks()
+        reasoning = "".join(block.text for block in blocks if block.kind == "reasoning")
+        return Turn(
+            role="assistant",
+            text="".join(block.text for block in blocks if block.kind == "text"),
+            reasoning=reasoning or None,
+            tool_uses=tuple(block.use for block in blocks if block.use is not None),
+        )
+
+    def _say(self, kind: Literal["reasoning", "text"], text: str) -> None:
+        if not self._blocks or self._blocks[-1][0] != kind:
+            self._blocks.append((kind, [], None))
+        self._blocks[-1][1].append(text)

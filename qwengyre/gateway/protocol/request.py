@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from hashlib import blake2b
 from typing import Any, TypeVar
 
 import msgspec
 
+from qwengyre.gateway.protocol.deltas import Block
+from qwengyre.gateway.protocol.fields import InvalidRequest
 from qwengyre.trajectory.match import DIGEST_BYTES, KeyedTurn, ToolUse, Turn, digest, key_turn
 
 T = TypeVar("T")
@@ -21,12 +24,14 @@ MAX_CACHED_BYTES = 48 * 1024 * 1024
 """Of one execution's messages; the longest body that is accepted fits by default."""
 
 
-class InvalidRequest(Exception):
-    """The client sent something that cannot be served: an error in its dialect, status 4xx."""
+class Calls(Enum):
+    """How many tool calls of an answer the client wants."""
 
-    def __init__(self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None):
-        self.message, self.param, self.status, self.code = message, param, status, code
-        super().__init__(message)
+    ANY = "any"
+    ONE = "one"
+    """`parallel_tool_calls: false`: what follows the first call is not for the client."""
+    NONE = "none"
+    """`tool_choice: none`: the tools stay in the prompt, so that it goes on, and a call is text."""
 
 
 class Tools(msgspec.Struct, frozen=True):
@@ -36,6 +41,11 @@ class Tools(msgspec.Struct, frozen=True):
     digest: bytes = b""
     names: dict[str, Any] = {}
     """What the dialect needs to say a call back, by tool name."""
+
+    def need(self, name: str) -> None:
+        """Raises InvalidRequest when no tool has this name."""
+        if all(spec["function"]["name"] != name for spec in self.specs):
+            raise InvalidRequest(f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
 
 
 class ParsedItem(msgspec.Struct, frozen=True):
@@ -54,6 +64,9 @@ class ModelRequest(msgspec.Struct, frozen=True):
     stream: bool
     max_tokens: int | None
     stops: tuple[str, ...]
+    calls: Calls
+    ignored: tuple[str, ...]
+    """Fields of the body that change nothing."""
     include_usage: bool
     system_text: str
     """As sent: roles are told from it."""
@@ -69,6 +82,8 @@ class ItemCache:
     def __init__(self, issued: Mapping[str, ToolUse], max_bytes: int = MAX_CACHED_BYTES):
         self.issued = issued
         """Tool calls that this execution was given by us, by id."""
+        self.said: dict[str, tuple[Block, ...]] = {}
+        """What answers said, by their id, for dialects whose clients refer to it instead of sending it."""
         self._parsed: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
         self._max_bytes, self._num_bytes = max_bytes, 0
 
@@ -101,16 +116,6 @@ class ItemCache:
         return parsed
 
 
-def decode(raw: bytes, form: type[T], what: str) -> T:
-    """Decode JSON. Raises InvalidRequest that says where it is wrong."""
-    try:
-        return msgspec.json.decode(raw, type=form)
-    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
-        raise InvalidRequest(f"{what}: {error}") from error
-    except RecursionError as error:
-        raise InvalidRequest(f"{what}: nested too deeply") from error
-
-
 def join_texts(texts: Sequence[str]) -> str:
     """Text blocks of one message as one text: a line break between two that have none.
 
@@ -138,8 +143,22 @@ def function_spec(name: str, description: object, parameters: object) -> dict:
     return {"type": "function", "function": function}
 
 
+def arguments_text(arguments: str | dict | None) -> str:
+    """A call's arguments as JSON text; clients write a call without arguments as null or as nothing at all."""
+    if not isinstance(arguments, str):
+        return msgspec.json.encode(arguments or {}).decode()
+    return "{}" if arguments.strip() in ("", "null") else arguments
+
+
 def tools_of(specs: Sequence[dict], names: dict[str, Any] | None = None) -> Tools:
-    canonical = msgspec.json.encode(list(specs), order="sorted") if specs else b""
+    """Raises InvalidRequest for two tools of one name: a call could not be told apart. The same tool twice is one tool."""
+    by_name: dict[str, dict] = {}
+    for spec in specs:
+        name = spec["function"]["name"]
+        if by_name.setdefault(name, spec) != spec:
+            raise InvalidRequest(f"tools: two are called {name!r}: give them different names", param="tools")
+    specs = list(by_name.values())
+    canonical = msgspec.json.encode(specs, order="sorted") if specs else b""
     return Tools(specs=tuple(specs), digest=digest(canonical) if specs else b"", names=names or {})
 
 

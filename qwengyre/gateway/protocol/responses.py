@@ -3,25 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from qwengyre.gateway.protocol import sse
-from qwengyre.gateway.protocol.chat import error
+from qwengyre.gateway.protocol import responses_request, sse
 from qwengyre.gateway.protocol.deltas import Delta, Ending, ReasoningDelta, TextDelta, ToolArguments, ToolStart, Usage
-from qwengyre.gateway.protocol.request import ModelRequest, Tools
-from qwengyre.gateway.protocol.responses_request import ToolKind, parse
+from qwengyre.gateway.protocol.dialect import AnswerHead, AnswerStream, Dialect, kind_of
+from qwengyre.gateway.protocol.openai_errors import openai_error, openai_overflow
+from qwengyre.gateway.protocol.request import Calls, ItemCache, ModelRequest, Tools
+from qwengyre.gateway.protocol.responses_request import ToolKind, item_id
 from qwengyre.trajectory.match import ToolUse, Turn
 
 FUNCTION = ToolKind()
+
+
+class ResponsesDialect(Dialect):
+    name = "responses"
+    path = "responses"
+    count_path = "responses/input_tokens"
+    tool_id_prefix = "call_"
+    fields = responses_request.FIELDS
+    parts: ClassVar = {
+        "input items": responses_request.ITEMS,
+        "content parts": responses_request.PARTS,
+        "tools, by type": responses_request.TOOLS,
+    }
+
+    def parse(self, body: bytes, cache: ItemCache) -> ModelRequest:
+        return responses_request.parse(body, cache)
+
+    def stream(self, request: ModelRequest, head: AnswerHead) -> AnswerStream:
+        return _Stream(request, head)
+
+    def whole(self, request: ModelRequest, head: AnswerHead, turn: Turn, ending: Ending) -> bytes:
+        output: list[dict] = []
+        if turn.reasoning:
+            output.append(_reasoning_item(item_id("rs", head.id, 0), turn.reasoning))
+        if turn.text or not turn.tool_uses:
+            output.append(_message_item(item_id("msg", head.id, len(output)), turn.text, "completed"))
+        for use in turn.tool_uses:
+            output.append(_call_item(item_id("fc", head.id, len(output)), use, _kind(request.tools, use.name), "completed"))
+        return sse.encode(_ended(_response(request, head), output, ending))
+
+    def count(self, num_tokens: int) -> bytes:
+        return sse.encode({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+    def error(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> bytes:
+        return sse.encode(openai_error(message, kind=kind_of(status), code=code, param=param))
+
+    def overflow(self, num_tokens: int, max_tokens: int) -> bytes:
+        return openai_overflow(num_tokens, max_tokens, param="input")
 
 
 class _CustomArguments(msgspec.Struct):
     input: str
 
 
-def usage(counted: Usage) -> dict:
+def _usage(counted: Usage) -> dict:
     return {
         "input_tokens": counted.prompt,
         "input_tokens_details": {"cached_tokens": counted.cached},
@@ -31,18 +70,18 @@ def usage(counted: Usage) -> dict:
     }
 
 
-def _response(request: ModelRequest, answer_id: str, created: int) -> dict[str, Any]:
+def _response(request: ModelRequest, head: AnswerHead) -> dict[str, Any]:
     return {
-        "id": f"resp_{answer_id}",
+        "id": f"resp_{head.id}",
         "object": "response",
-        "created_at": created,
+        "created_at": head.created,
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,
         "model": request.model,
         "output": [],
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
+        "parallel_tool_calls": request.calls is not Calls.ONE,
+        "tool_choice": "none" if request.calls is Calls.NONE else "auto",
         "tools": [],
         "usage": None,
     }
@@ -55,7 +94,7 @@ def _ended(response: dict, output: list[dict], ending: Ending) -> dict:
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "output": output,
-        "usage": usage(ending.usage),
+        "usage": _usage(ending.usage),
     }
 
 
@@ -74,7 +113,7 @@ def _part(text: str) -> dict:
 
 
 def _call_item(item_id: str, use: ToolUse, kind: ToolKind, status: str) -> dict:
-    item = {"id": item_id, "type": kind.type, "status": status, "call_id": use.id, "name": use.name}
+    item = {"id": item_id, "type": kind.type, "status": status, "call_id": use.id, "name": kind.name or use.name}
     if kind.type == "custom_tool_call":
         item["input"] = _custom_input(use.arguments)
     else:
@@ -92,12 +131,12 @@ def _custom_input(arguments: str) -> str:
         return arguments
 
 
-class Stream:
-    """Deltas to server-sent events: one output item is open at a time."""
+class _Stream:
+    """One output item is open at a time."""
 
-    def __init__(self, request: ModelRequest, answer_id: str, *, created: int, prompt_tokens: int):
-        self._response = _response(request, answer_id, created)
-        self._answer_id, self._tools = answer_id, request.tools
+    def __init__(self, request: ModelRequest, head: AnswerHead):
+        self._response = _response(request, head)
+        self._answer_id, self._tools = head.id, request.tools
         self._output: list[dict] = []
         self._open: str | None = None
         self._item_id = ""
@@ -156,7 +195,7 @@ class Stream:
     def _begin(self, kind: str, prefix: str, item: Any) -> bytes:
         out = self._close()
         self._open, self._text = kind, []
-        self._item_id = f"{prefix}_{self._answer_id}_{len(self._output)}"
+        self._item_id = item_id(prefix, self._answer_id, len(self._output))
         index = len(self._output)
         return out + self._event("response.output_item.added", output_index=index, item=item(self._item_id))
 
@@ -203,20 +242,5 @@ class Stream:
         return sse.event(kind, {"type": kind, "sequence_number": self._sequence, **fields})
 
 
-def body(request: ModelRequest, answer_id: str, turn: Turn, ending: Ending, *, created: int) -> bytes:
-    """The whole answer, not streamed."""
-    output: list[dict] = []
-    if turn.reasoning:
-        output.append(_reasoning_item(f"rs_{answer_id}_0", turn.reasoning))
-    if turn.text or not turn.tool_uses:
-        output.append(_message_item(f"msg_{answer_id}_{len(output)}", turn.text, "completed"))
-    for use in turn.tool_uses:
-        output.append(_call_item(f"fc_{answer_id}_{len(output)}", use, _kind(request.tools, use.name), "completed"))
-    return sse.encode(_ended(_response(request, answer_id, created), output, ending))
-
-
 def _kind(tools: Tools, name: str) -> ToolKind:
     return tools.names.get(name, FUNCTION)
-
-
-__all__ = ["Stream", "body", "error", "parse"]

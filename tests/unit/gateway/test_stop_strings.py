@@ -13,9 +13,10 @@ from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.protocol.deltas import TextDelta
 from qwengyre.gateway.protocol.text import Detokenizer, Trimmed
 from qwengyre.gateway.rendering import Rendering
-from qwengyre.gateway.seen import Seen, seen_before
+from qwengyre.gateway.seen import Seen, seen_until
 from qwengyre.testing.asgi_client import begin
 from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
+from qwengyre.trajectory.match import Turn
 from qwengyre.trajectory.tree import TrajectoryTree
 from tests.unit.gateway.conftest import Bench
 
@@ -247,7 +248,9 @@ def test_tokens_end_before_the_one_in_which_the_stop_string_begins(pieces, shown
         return "".join(PIECES[token] for token in token_ids)
 
     token_ids = [PIECES.index(piece) for piece in pieces]
-    assert seen_before(token_ids, shown, lambda: PlainParser(decode), decode) == Seen(num_tokens, rest)
+    assert seen_until(token_ids, Turn(role="assistant", text=shown), lambda: PlainParser(decode), decode) == Seen(
+        num_tokens, rest
+    )
 
 
 def test_the_first_half_of_a_token_that_the_stop_string_cut_is_context_again(tmp_path):

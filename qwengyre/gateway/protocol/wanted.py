@@ -1,0 +1,91 @@
+"""What of an answer its client wants: nothing from a stop string on, one tool call, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from qwengyre.gateway.protocol.deltas import Delta, TextDelta, ToolArguments, ToolStart
+from qwengyre.gateway.protocol.request import Calls
+from qwengyre.gateway.protocol.sse import encode
+from qwengyre.gateway.protocol.text import StopStrings
+
+
+class _Parser(Protocol):
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]: ...
+    def finish(self) -> list[Delta]: ...
+
+
+class Wanted:
+    """Lets deltas through as far as they are wanted."""
+
+    def __init__(self, stops: Sequence[str], calls: Calls):
+        self._stops = StopStrings(stops)
+        self._has_one_call = calls is Calls.ONE
+        self._is_past_calls = False
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._stops.found
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing that follows is wanted."""
+        return self._is_past_calls or self._stops.found is not None
+
+    @property
+    def withholds(self) -> bool:
+        """Whether something was said that no client was shown."""
+        return self.is_over or self._stops.holds
+
+    def take(self, deltas: Sequence[Delta]) -> list[Delta]:
+        wanted: list[Delta] = []
+        for delta in deltas:
+            if self.is_over:
+                break
+            is_text = isinstance(delta, TextDelta)
+            if text := self._stops.push(delta.text) if is_text else self._stops.flush():
+                wanted.append(TextDelta(text=text))
+            if self._has_one_call and isinstance(delta, ToolStart) and delta.index:
+                self._is_past_calls = True
+            elif not is_text:  # the text before it has ended: what was held back did not become a stop string
+                wanted.append(delta)
+        return wanted
+
+    def finish(self) -> list[Delta]:
+        """What was held back and did not become a stop string."""
+        held = self._stops.flush()
+        return [TextDelta(text=held)] if held else []
+
+
+class CallsAsText:
+    """A parser of an answer in which the client wants no calls: what the policy calls all the same is text, written as in Qwen's format."""
+
+    def __init__(self, parser: _Parser):
+        self._parser = parser
+        self._has_text = self._is_in_call = False
+
+    def feed(self, token_ids: Sequence[int]) -> list[Delta]:
+        return [text for delta in self._parser.feed(token_ids) for text in self._text(delta)]
+
+    def finish(self) -> list[Delta]:
+        return [*(text for delta in self._parser.finish() for text in self._text(delta)), *self._end_of_call()]
+
+    def _text(self, delta: Delta) -> list[Delta]:
+        match delta:
+            case ToolArguments():
+                return [TextDelta(text=delta.text)]
+            case ToolStart():
+                ended = self._end_of_call()
+                opening = "\n<tool_call>\n" if self._has_text else "<tool_call>\n"
+                self._is_in_call = self._has_text = True
+                return [*ended, TextDelta(text=f'{opening}{{"name": {encode(delta.name).decode()}, "arguments": ')]
+            case _:
+                ended = self._end_of_call()
+                self._has_text |= isinstance(delta, TextDelta)
+                return [*ended, delta]
+
+    def _end_of_call(self) -> list[Delta]:
+        was_in_call, self._is_in_call = self._is_in_call, False
+        return [TextDelta(text="}\n</tool_call>")] if was_in_call else []
