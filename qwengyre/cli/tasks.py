@@ -19,7 +19,7 @@ def check(folder: Annotated[Path, typer.Argument(metavar="DIR", help="One task, 
     """
     tasks, problems = check_tasks(folder)
     for problem in problems:
-        typer.echo(problem)
+        typer.echo(str(problem))
     num_errors = sum(problem.severity == "error" for problem in problems)
     num_warnings = len(problems) - num_errors
     typer.echo(f"{len(tasks)} tasks usable, {num_errors} errors, {num_warnings} warnings")

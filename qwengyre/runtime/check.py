@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,9 +17,13 @@ from qwengyre.core.errors import ConfigError, ModelRefused, QwenGyreError
 from qwengyre.engines.weight_files import weight_files
 from qwengyre.runtime.notes import answer_cap, context_cap, model_positions
 from qwengyre.runtime.prepare import load_folders
+from qwengyre.runtime.private_folders import private_folders
+from qwengyre.sandbox.config import LimitsConfig
 from qwengyre.sandbox.harness import RESERVED
 from qwengyre.sandbox.preflight import check_harness
-from qwengyre.sandbox.task import check_tasks, find_task_folders
+from qwengyre.sandbox.readable import check_readable
+from qwengyre.sandbox.task import Task, check_tasks, find_task_folders
+from qwengyre.sandbox.task_files import MIB
 from qwengyre.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -32,16 +37,16 @@ MOST_TASK_ERRORS: Final = 20
 Mistakes = Iterator[QwenGyreError]
 
 
-def check_run(config: RunConfig) -> None:
-    """Raises what is wrong: one QwenGyreError, or an ExceptionGroup of several."""
-    mistakes = mistakes_in(config)
+def check_run(config: RunConfig, run_folder: Path | None = None) -> None:
+    """Raises what is wrong: one QwenGyreError, or an ExceptionGroup of several. `run_folder` is where the run will be, if that is known."""
+    mistakes = mistakes_in(config, run_folder)
     if len(mistakes) > 1:
         raise ExceptionGroup("the run cannot start", mistakes)
     if mistakes:
         raise mistakes[0]
 
 
-def mistakes_in(config: RunConfig, *, with_model: bool = False) -> list[QwenGyreError]:
+def mistakes_in(config: RunConfig, run_folder: Path | None = None, *, with_model: bool = False) -> list[QwenGyreError]:
     """Everything that is wrong. `with_model` looks into the model too, which takes seconds: cells say the same when they start."""
     found: list[QwenGyreError] = []
     for look in (*CHECKS, _check_model) if with_model else CHECKS:
@@ -49,6 +54,10 @@ def mistakes_in(config: RunConfig, *, with_model: bool = False) -> list[QwenGyre
             found += look(config)
         except QwenGyreError as error:
             found += getattr(error, "mistakes", ()) or [error]
+    try:
+        check_readable(config.harness, private_folders(config, run_folder))
+    except QwenGyreError as error:
+        found.append(error)
     return found
 
 
@@ -76,12 +85,22 @@ def _check_tasks(config: RunConfig) -> Mistakes:
     ]
     yield from wrong
     if not wrong:
-        load_folders(tasks)
+        for task in itertools.chain(*load_folders(tasks)):
+            yield from _too_large(task, config.harness.limits)
     if config.evaluation.is_wanted and not tasks.held_out:
         yield ConfigError(
             "there are no held-out tasks to evaluate on: set it, or switch [evaluation] at_start and at_end off",
             key="tasks.held_out",
         )
+
+
+def _too_large(task: Task, limits: LimitsConfig) -> Mistakes:
+    """Every execution of it would be over its limits before it began."""
+    num_mb = -(-task.environment_bytes // MIB)
+    for key, size, limit in (("disk_mb", num_mb, limits.disk_mb), ("files", task.environment_files, limits.files)):
+        if size > limit:
+            message = f"{task.name}'s environment/ takes {size:,}, more than a workspace may ({limit:,}): raise it"
+            yield ConfigError(message, key=f"harness.limits.{key}")
 
 
 def _wrong_tasks(folder: str, key: str) -> Mistakes:

@@ -66,7 +66,7 @@ class Journals(msgspec.Struct, frozen=True):
 def train(config: RunConfig, folder: RunFolder) -> None:
     """Run to the end, from the beginning or from where a stop left it. Raises QwenGyreErrors for what the user can mend."""
     log_to(folder.logs / "controller.log")
-    check_run(config)
+    check_run(config, folder.path)
     with Screen() as screen:
         for line in (f"run folder: {folder.path}", *(f"note: {note}" for note in worth_knowing(config))):
             screen.console.print(line, markup=False, highlight=False, soft_wrap=True)

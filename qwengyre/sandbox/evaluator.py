@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -23,13 +22,11 @@ from qwengyre.sandbox.host import SandboxHost, log_tail
 from qwengyre.sandbox.isolation import TESTS, VERIFIER_LOGS, WORKSPACE, Mount
 from qwengyre.sandbox.links import LinkRule
 from qwengyre.sandbox.process import Process, Program, start
+from qwengyre.sandbox.readable import SYSTEM
 from qwengyre.sandbox.reward import read_reward
 from qwengyre.sandbox.task import Task
 from qwengyre.sandbox.tree import remove_tree
 from qwengyre.sandbox.workspace import copy_workspace, prepare_workspace
-
-SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
-"""The same for a harness and for its evaluator, and writable for neither."""
 
 
 class Verdict(msgspec.Struct, frozen=True):

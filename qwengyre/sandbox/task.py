@@ -10,37 +10,38 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Iterator
+import unicodedata
 from pathlib import Path
-from typing import Literal
+from typing import Final
 
 import msgspec
 
 from qwengyre.core.errors import ConfigError
-from qwengyre.sandbox.task_toml import TomlReader
+from qwengyre.sandbox.task_files import (
+    MAX_TEXT_BYTES,
+    FolderSize,
+    Problem,
+    Problems,
+    Unreadable,
+    check_environment,
+    check_tests,
+    read_file,
+    read_instruction,
+)
+from qwengyre.sandbox.task_toml import LONG_KEY, TomlReader
 
-DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_TIMEOUT_S: Final = 600.0
 """Harbor's default for both timeouts."""
-MAX_INSTRUCTION_BYTES = 100_000
-"""One argument of a Linux command may hold 128 KiB."""
-NOT_COPIED = frozenset({"Dockerfile", ".dockerignore"})
+NOT_COPIED: Final = frozenset({"Dockerfile", ".dockerignore"})
 """What of `environment/` describes an image instead of being workspace content."""
-SEARCH_DEPTH = 6
+SEARCH_DEPTH: Final = 6
 """How far below the given folder task folders are looked for (as Harbor's readers do)."""
-
-
-class Problem(msgspec.Struct, frozen=True, order=True):
-    """One thing that is wrong with a task. `line` is 0 when the whole file or folder is meant."""
-
-    file: str
-    line: int
-    severity: Literal["error", "warning"]
-    message: str
-
-    def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{where}: {self.severity}: {self.message}"
+MAX_SEARCHED: Final = 200_000
+"""Folders that are looked at for tasks: whoever names a home folder by mistake hears of it within a minute."""
+MARKS: Final = ("task.toml", "task.yaml", "instruction.md")
+"""A folder with one of these counts as meant to be a task."""
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -56,6 +57,9 @@ class Task(msgspec.Struct, frozen=True):
     verifier_env: dict[str, str] = {}
     reward_range: tuple[float, float] = (0.0, 1.0)
     """`[metadata] reward_range`: scores outside are evaluator failures."""
+    environment_bytes: int = 0
+    """Of the files that are copied into a workspace."""
+    environment_files: int = 0
 
     @property
     def environment(self) -> Path:
@@ -67,42 +71,72 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def find_task_folders(root: Path) -> list[Path]:
-    """Every folder at or below `root` that is, or was meant to be, a task; sorted by path.
+    """Every folder at or below `root` that is, or was meant to be, a task; sorted by path. Hidden folders are skipped, links named.
 
-    A folder with one of task.toml, task.yaml or instruction.md counts as meant to be one. Hidden folders are skipped.
     Raises ConfigError when `root` is not a folder or holds no task.
     """
+    return _search(root, Problems())
+
+
+def _search(root: Path, problems: Problems) -> list[Path]:
     if not root.is_dir():
         what = "is a file; give the folder that it lies in" if root.is_file() else "does not exist"
         raise ConfigError(f"this folder of tasks {what}", file=str(root))
-    found = sorted(_walk(root, SEARCH_DEPTH))
-    if not found:
+    found: list[Path] = []
+    pending, num_searched = [(root, SEARCH_DEPTH)], 0
+    while pending:
+        folder, depth = pending.pop()
+        num_searched += 1
+        if num_searched > MAX_SEARCHED:
+            raise ConfigError(f"more than {MAX_SEARCHED:,} folders: give the folder of the tasks themselves", file=str(root))
+        if _is_meant_as_task(folder):
+            found.append(folder)
+        elif depth > 0:
+            pending += [(child, depth - 1) for child in _children(folder, problems)]
+    if not found and not problems.found:
         raise ConfigError("no task in this folder: a task is a folder with task.toml and instruction.md", file=str(root))
-    return found
+    return sorted(found)
 
 
-def _walk(folder: Path, depth: int) -> Iterator[Path]:
-    if any((folder / name).is_file() for name in ("task.toml", "task.yaml", "instruction.md")):
-        yield folder
-    elif depth > 0:
-        for child in folder.iterdir():
-            if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
-                yield from _walk(child, depth - 1)
+def _is_meant_as_task(folder: Path) -> bool:
+    return any(os.path.lexists(folder / name) for name in MARKS)
+
+
+def _children(folder: Path, problems: Problems) -> list[Path]:
+    """Folders to search; a link to a folder is named instead."""
+    children = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    children.append(Path(entry.path))
+                elif entry.is_symlink() and os.path.isdir(entry.path):
+                    _name_link(Path(entry.path), problems)
+    except OSError as error:
+        problems.error(folder, f"cannot be read: {error.strerror}")
+    return children
+
+
+def _name_link(path: Path, problems: Problems) -> None:
+    if _is_meant_as_task(path):
+        problems.error(path, "a link to a task, which is not followed: copy the task here, or name the folder that it lies in")
+    else:
+        problems.warning(path, "a link to a folder, which is not searched for tasks")
 
 
 def check_tasks(root: Path) -> tuple[list[Task], list[Problem]]:
     """Validate every task at or below `root`: the usable ones, and all problems of all of them in order of file."""
-    tasks, problems, owners = [], [], {}
-    for folder in find_task_folders(root):
+    tasks, owners, problems = [], {}, Problems()
+    for folder in _search(root, problems):
         task, found = check_task(folder)
-        problems += found
+        problems.found += found
         if (other := owners.setdefault(folder.name, folder)) != folder:
-            problems.append(
-                Problem(str(folder), 0, "error", f"its name is taken by {other}: a task is known by its folder's name")
-            )
+            problems.error(folder, f"its name is taken by {other}: a task is known by its folder's name")
         elif task is not None:
             tasks.append(task)
-    return tasks, sorted(problems)
+    return tasks, sorted(problems.found)
 
 
 def load_tasks(root: Path) -> list[Task]:
@@ -130,13 +164,20 @@ def _raise_first(root: Path, problems: list[Problem]) -> None:
 
 def check_task(folder: Path) -> tuple[Task | None, list[Problem]]:
     """Validate one task folder: the task when it has no error, and every problem found."""
-    problems: list[Problem] = []
+    problems = Problems()
+    _check_name(folder, problems)
     reader = _read_toml(folder, problems)
-    instruction = _read_instruction(folder / "instruction.md", problems)
-    _check_environment(folder / "environment", problems)
-    _check_tests(folder / "tests", problems)
-    if reader is None:
-        return None, sorted(problems)
+    instruction = read_instruction(folder / "instruction.md", problems)
+    size = check_environment(folder / "environment", problems)
+    check_tests(folder / "tests", problems)
+    task = _read_task(folder, reader, instruction, size) if reader is not None else None
+    if reader is not None:
+        problems.found += [Problem(str(folder / "task.toml"), *finding) for finding in reader.findings]
+    failed = any(problem.severity == "error" for problem in problems.found)
+    return None if failed else task, sorted(problems.found)
+
+
+def _read_task(folder: Path, reader: TomlReader, instruction: str, size: FolderSize) -> Task:
     task = Task(
         name=folder.name,
         folder=str(folder.resolve()),
@@ -146,98 +187,40 @@ def check_task(folder: Path) -> tuple[Task | None, list[Problem]]:
         agent_env=reader.variables("environment", "env"),
         verifier_env=reader.variables("verifier", "env"),
         reward_range=reader.interval("metadata", "reward_range", (0.0, 1.0)),
+        environment_bytes=size.num_bytes,
+        environment_files=size.num_entries,
     )
     reader.check_known_keys()
     reader.check_supported()
-    problems += [Problem(str(folder / "task.toml"), *finding) for finding in reader.findings]
-    failed = any(problem.severity == "error" for problem in problems)
-    return None if failed else task, sorted(problems)
+    return task
 
 
-def _read_toml(folder: Path, problems: list[Problem]) -> TomlReader | None:
+def _check_name(folder: Path, problems: Problems) -> None:
+    """A task's name stands in journals and reports, and in lines of a terminal."""
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in folder.name):
+        problems.error(folder, "the name of a task must be UTF-8 without control characters")
+
+
+def _read_toml(folder: Path, problems: Problems) -> TomlReader | None:
     path = folder / "task.toml"
-
-    def fail(message: str, line: int = 0) -> None:
-        problems.append(Problem(str(path), line, "error", message))
-
-    if not path.is_file():
-        old = (folder / "task.yaml").is_file()
-        fail("missing" + ("; task.yaml is the first Terminal-Bench format: convert it to task.toml (Harbor)" if old else ""))
-        return None
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, MAX_TEXT_BYTES).decode("utf-8-sig")
+        if long_key := LONG_KEY.search(text):
+            problems.error(path, "a key of more than 50 parts", text.count("\n", 0, long_key.start()) + 1)
+            return None
         return TomlReader(text, tomllib.loads(text))
+    except FileNotFoundError:
+        old = os.path.lexists(folder / "task.yaml")
+        hint = "; task.yaml is the first Terminal-Bench format: convert it to task.toml (Harbor)" if old else ""
+        problems.error(path, f"missing{hint}")
+    except Unreadable as error:
+        problems.error(path, str(error))
     except UnicodeDecodeError as error:
-        fail(f"not UTF-8 at byte {error.start}")
-    except tomllib.TOMLDecodeError as error:
+        problems.error(path, f"not UTF-8 at byte {error.start}")
+    except RecursionError:
+        problems.error(path, "not TOML: nested too deeply")
+    except ValueError as error:  # TOMLDecodeError, and a number with more digits than Python reads
         message, _, place = str(error).partition(" (at line ")
         number = place.split(",")[0]
-        fail(f"not TOML: {message}", int(number) if number.isdigit() else path.read_text().count("\n") + 1)
+        problems.error(path, f"not TOML: {message}", int(number) if number.isdigit() else text.count("\n") + 1)
     return None
-
-
-def _read_instruction(path: Path, problems: list[Problem]) -> str:
-    def fail(message: str, line: int = 0) -> str:
-        problems.append(Problem(str(path), line, "error", message))
-        return ""
-
-    if not path.is_file():
-        return fail("missing: it holds what the harness is told")
-    data = path.read_bytes()
-    if len(data) > MAX_INSTRUCTION_BYTES:
-        return fail(f"{len(data):,} bytes; at most {MAX_INSTRUCTION_BYTES:,} fit on a command line: move details to environment/")
-    if b"\0" in data:
-        return fail("holds a NUL byte", data[: data.index(b"\0")].count(b"\n") + 1)
-    try:
-        text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return fail(f"not UTF-8 at byte {error.start}", data[: error.start].count(b"\n") + 1)
-    return text if text.strip() else fail("empty: it holds what the harness is told")
-
-
-def _check_environment(folder: Path, problems: list[Problem]) -> None:
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        problems.append(Problem(str(folder), 0, "error", "must be a folder: its files are copied into the workspace"))
-        return
-    for name in ("docker-compose.yaml", "docker-compose.yml"):
-        if (folder / name).exists():
-            problems.append(Problem(str(folder / name), 0, "error", "tasks of several containers cannot run in this sandbox"))
-    _check_dockerfile(folder / "Dockerfile", problems)
-    root = folder.resolve()
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() and not path.resolve().is_relative_to(root):
-            problems.append(
-                Problem(str(path), 0, "error", "this link leads out of environment/, which the workspace does not see")
-            )
-        elif not (path.is_symlink() or path.is_file() or path.is_dir()):
-            problems.append(Problem(str(path), 0, "error", "neither a file, a folder nor a link: it cannot be copied"))
-
-
-def _check_dockerfile(path: Path, problems: list[Problem]) -> None:
-    if not path.is_file():
-        return
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    run = [number for number, line in enumerate(lines, 1) if line.lstrip().upper().startswith("RUN ")]
-    if run:
-        message = "not built: what its RUN lines install must be on this machine (in /usr, or listed in harness.readable)"
-        problems.append(Problem(str(path), run[0], "warning", message))
-
-
-def _check_tests(folder: Path, problems: list[Problem]) -> None:
-    script = folder / "test.sh"
-    if not script.is_file():
-        problems.append(
-            Problem(str(script), 0, "error", "missing: it writes reward.txt or reward.json into the verifier log folder")
-        )
-        return
-    if not script.read_bytes().strip():
-        problems.append(
-            Problem(str(script), 0, "error", "empty: it writes reward.txt or reward.json into the verifier log folder")
-        )
-        return
-    files = (path for path in folder.rglob("*") if path.is_file())
-    if not any(b"reward" in path.read_bytes() for path in files):
-        message = "no file of tests/ mentions a reward file: write reward.txt or reward.json into ${VERIFIER_DIR:-/logs/verifier}"
-        problems.append(Problem(str(script), 0, "warning", message))

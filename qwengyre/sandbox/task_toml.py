@@ -73,6 +73,9 @@ COMMANDING: Final = re.compile(
 )
 """Variables that loaders, shells and interpreters take orders from: what code they load, which program a name means."""
 
+LONG_KEY: Final = re.compile(r"""(?:(?:[A-Za-z0-9_-]{1,64}+|"[^"\n]{0,64}+"|'[^'\n]{0,64}+')[ \t]*+\.[ \t]*+){50}""")
+"""A dotted key that tomllib would take minutes for: it copies what came before each part."""
+
 UNSUPPORTED: Final[dict[tuple[str, str], str]] = {
     ("", "steps"): "tasks of several steps cannot run here: make each step a task",
     ("agent", "mcp_servers"): "MCP servers need a network, which this sandbox does not give",
@@ -81,11 +84,20 @@ UNSUPPORTED: Final[dict[tuple[str, str], str]] = {
 }
 
 
+HEADER: Final = re.compile(r"\s*\[\[?([^\]]+)\]")
+MAX_PARTS: Final = 4
+"""Of a dotted key: what is deeper is in [metadata], where nothing is looked for."""
+MAX_VARIABLE_CHARS: Final = 30_000
+"""128 KiB of UTF-8 are what Linux takes as one variable, its name included."""
+MAX_UNKNOWN: Final = 50
+"""Unknown keys that are named, of each table."""
+
+
 class TomlReader:
     """Read typed values of a parsed `task.toml`; `findings` grows with what is wrong."""
 
     def __init__(self, text: str, document: dict[str, object]):
-        self.lines = text.splitlines()
+        self._lines = _lines_of(text)
         self.document = document
         self.findings: list[Finding] = []
 
@@ -94,8 +106,8 @@ class TomlReader:
         value = self._table(table).get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self._error(table, key, f"must be a number of seconds, not {_shown(value)}")
-        elif not (math.isfinite(value) and value > 0):
-            self._error(table, key, f"must be above 0 and finite, not {value}")
+        elif not (_is_finite(value) and value > 0):
+            self._error(table, key, f"must be above 0 and finite, not {_shown(value)}")
         else:
             return float(value)
         return default
@@ -109,6 +121,10 @@ class TomlReader:
         for name, text in value.items():
             if not isinstance(text, str) or "\0" in text:
                 self._error(f"{table}.{key}", name, f"must be text, not {_shown(text)}")
+            elif len(text) > MAX_VARIABLE_CHARS:
+                self._error(
+                    f"{table}.{key}", name, f"{len(text):,} characters; at most {MAX_VARIABLE_CHARS:,} fit into a variable"
+                )
             elif "${" in text:
                 self._error(f"{table}.{key}", name, f"quotes the host's environment ({text}), which no sandbox is given")
             elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -130,9 +146,10 @@ class TomlReader:
     def check_known_keys(self) -> None:
         """A key that looks like a misspelt known one is an error; any other unknown key a warning (Harbor ignores it)."""
         for table, known in KNOWN.items():
-            for key in self._table(table):
-                if key in known:
-                    continue
+            unknown = [key for key in self._table(table) if key not in known]
+            if len(unknown) > MAX_UNKNOWN:
+                self._error(table, unknown[MAX_UNKNOWN], f"and {len(unknown) - MAX_UNKNOWN - 1} more keys that are unknown")
+            for key in unknown[:MAX_UNKNOWN]:
                 nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
                 if nearest:
                     self._error(table, key, f"unknown; did you mean {nearest[0]}?")
@@ -167,24 +184,34 @@ class TomlReader:
 
     def _line_of(self, table: str, key: str) -> int:
         """The line where `key` of `table` is set, else the line of the table, else of its parent (inline table), else 0."""
-        current, fallback = "", 0
-        wanted = _path(table, key)
-        for number, line in enumerate(self.lines, 1):
-            if header := re.match(r"\s*\[\[?\s*([^\]]+?)\s*\]", line):
-                current = header[1].replace('"', "")
-                if current == wanted:
-                    return number
-                fallback = number if current == table else fallback
-            elif assignment := KEY.match(line):
-                path = _path(current, assignment[1].replace('"', "").replace("'", ""))
-                if path == wanted or path.startswith(wanted + "."):
-                    return number
-                fallback = number if path == table else fallback
-        return fallback
+        return self._lines.get(_path(table, key)) or self._lines.get(table, 0)
+
+
+def _lines_of(text: str) -> dict[str, int]:
+    """Dotted path of each table and key, and of what they are in -> the first line where it stands."""
+    found: dict[str, int] = {}
+    current = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := HEADER.match(line):
+            current = header[1].strip().replace('"', "")
+            found.setdefault(current, number)
+        elif assignment := KEY.match(line):
+            path = _path(current, assignment[1].replace('"', "").replace("'", ""))
+            found.setdefault(path, number)
+            parts = path.split(".", MAX_PARTS)
+            for length in range(1, min(len(parts), MAX_PARTS)):
+                found.setdefault(".".join(parts[:length]), number)
+    return found
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _path(table: str, key: str) -> str:
@@ -192,4 +219,7 @@ def _path(table: str, key: str) -> str:
 
 
 def _shown(value: object) -> str:
-    return f"{value!r:.60}"
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # an integer with more digits than Python writes
+        return "a number of thousands of digits"

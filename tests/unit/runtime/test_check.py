@@ -8,7 +8,9 @@ import pytest
 
 from qwengyre.core.errors import ConfigError
 from qwengyre.runtime.check import check_run
+from qwengyre.runtime.private_folders import private_folders
 from qwengyre.runtime.run_config import load_run
+from qwengyre.sandbox.readable import check_readable
 from tests.integration.run_kit import RunKit
 
 
@@ -96,3 +98,54 @@ def test_every_task_that_is_wrong_is_told(kit: RunKit, tmp_path: Path):
 def test_a_cache_that_cannot_be_written_is_found_only_where_it_is_needed(kit: RunKit):
     found = mistakes(kit, "policy.model=", f"policy.cache={kit.run_file}")
     assert len(found) == 1 and found[0].startswith("policy.cache: ")
+
+
+def shown(kit: RunKit, *overrides: str, run_folder: Path | None = None) -> str:
+    """Which private folder the harness of a run would see, as a sentence; empty when none."""
+    config = load_run(kit.run_file, ["harness.isolation=bwrap", *overrides])
+    try:
+        check_readable(config.harness, private_folders(config, run_folder))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("where", ["{kit}", "{kit}/train", "{kit}/train/train-0/tests", "{kit}/train/..", "{link}/train"])
+def test_a_readable_folder_that_shows_tasks_is_refused(kit: RunKit, tmp_path: Path, where: str):
+    (tmp_path / "link").symlink_to(kit.folder)
+    readable = where.format(kit=kit.folder, link=tmp_path / "link")
+    found = shown(kit, f'harness.readable=["{readable}"]')
+    assert found.startswith(f"harness.readable: {readable} would show every harness tasks.train")
+
+
+def test_a_readable_folder_that_shows_runs_cache_or_the_project_is_refused(kit: RunKit, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "agent/runs/mine"
+    run.mkdir(parents=True)
+    (tmp_path / "elsewhere/cache").mkdir(parents=True)
+    cache = f"policy.cache={tmp_path}/elsewhere/cache"
+    for readable, run_folder, what in (
+        ("", None, "the folder that you start in"),
+        ("elsewhere", None, "policy.cache"),
+        ("elsewhere/cache", None, "policy.cache"),
+        ("agent", run, "runs"),
+        ("agent/runs/mine/journal", run, "this run"),
+    ):
+        found = shown(kit, f'harness.readable=["{tmp_path / readable}"]', cache, run_folder=run_folder)
+        assert found.startswith(f"harness.readable: {tmp_path / readable} would show every harness {what} (")
+    assert shown(kit, f'harness.readable=["{tmp_path}/agent"]', cache) == ""
+    assert shown(kit, f'harness.readable=["{tmp_path}"]', "harness.isolation=none") == "", "nothing is hidden"
+
+
+def test_tasks_where_every_harness_looks_are_refused(kit: RunKit, monkeypatch):
+    monkeypatch.setattr("qwengyre.sandbox.readable.SYSTEM", ("/usr", str(kit.folder)))
+    assert f"lies in {kit.folder}, which every harness sees: move it elsewhere" in shown(kit)
+
+
+def test_an_environment_that_no_workspace_could_hold_is_named(kit: RunKit):
+    (kit.folder / "train/train-0/environment").mkdir(exist_ok=True)
+    file = kit.folder / "train/train-0/environment/large"
+    file.write_bytes(bytes(2 * 2**20))
+    (found,) = mistakes(kit, "harness.limits.disk_mb=1")
+    file.unlink()
+    assert found == "harness.limits.disk_mb: train-0's environment/ takes 2, more than a workspace may (1): raise it"
