@@ -35,6 +35,11 @@ def standalone_server(index: int) -> ServerId:
     return ServerId(f"standalone-{index}")
 
 
+def is_standalone(server: ServerId) -> bool:
+    """Whether a server never trains."""
+    return server.startswith("standalone-")
+
+
 def numbered_server(number: int, num_cells: int) -> ServerId:
     """Processes that serve are numbered on: the cells first, then the standalone engines.
 

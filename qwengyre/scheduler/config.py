@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import msgspec
 
-PolicyName = Literal["elastic", "colocate", "async"]
+from qwengyre.scheduler.traits import TRAITS, PolicyName, Traits
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -78,7 +77,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
                 f"max_staleness = {self.max_staleness} cannot be kept with {depth:g} steps dispatched ahead: "
                 f"lower dispatch_depth + steps_per_burst to at most {self.max_staleness + 1}, or raise max_staleness"
             )
-        if self.policy == "async":
+        if not self.traits.switches:
             _at_least(self, 1, "training_cells")
             if self.training_cells >= self.num_cells + (self.num_standalone > 0):
                 raise ValueError(
@@ -94,8 +93,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError("evaluation_group_sizes: every group needs at least 1 execution")
 
     @property
+    def traits(self) -> Traits:
+        """What the policy does."""
+        return TRAITS[self.policy]
+
+    @property
     def streams(self) -> bool:
-        return self.policy == "elastic" if self.streaming is None else self.streaming
+        return self.traits.streams if self.streaming is None else self.streaming
 
     def num_groups_due(self, version: int) -> int:
         """Training groups dispatched in all once `version` is published: min(S*B, (v + phi + mu) * B)."""

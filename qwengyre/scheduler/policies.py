@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from qwengyre.scheduler.cells import CORE, Cell, CellState
 from qwengyre.scheduler.state import State
 from qwengyre.scheduler.training import StepState
+from qwengyre.scheduler.traits import PolicyName
 
 
 def may_leave(waterlevel: int, capacity: int, cell_share: int) -> bool:
@@ -108,7 +109,7 @@ class Async:
         return len(state.cells.prefix)
 
 
-POLICIES: Final[dict[str, type[Policy]]] = {"elastic": Elastic, "colocate": Colocate, "async": Async}
+POLICIES: Final[dict[PolicyName, type[Policy]]] = {"elastic": Elastic, "colocate": Colocate, "async": Async}
 
 
 def _is_join_window_open(state: State) -> bool:

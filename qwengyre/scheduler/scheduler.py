@@ -344,7 +344,7 @@ class Scheduler:
         training.advance(CoreLost())
         for group in training.clear():
             state.groups.put_back(group)
-        if self.config.policy != "async":
+        if self.config.traits.switches:
             self._send_back(0, out)
 
     def _on_cell_returned(self, event: ev.CellReturned, out: Out) -> None:

@@ -36,7 +36,7 @@ class Invariants:
             _fail("an execution ends once", f"{self._ended} -> {state.num_ended} ended")
         draining = [c for c in state.cells.all if c.state is CellState.DRAINING and not c.is_turning]
         has_left = draining and self._num_out_of_rollout < len(state.cells.prefix)
-        if has_left and state.config.policy != "async" and state.waterlevel > state.capacity:
+        if has_left and state.config.traits.switches and state.waterlevel > state.capacity:
             _fail("what stays can serve w when a cell leaves", f"w = {state.waterlevel} > C = {state.capacity}")
         self._burst, self._ended, self._num_out_of_rollout = now, state.num_ended, len(state.cells.prefix)
 
@@ -92,16 +92,17 @@ def _check_roles(state: State) -> None:
     states = Counter(cell.state for cell in cells.all)
     if cells.num_in_transit != sum(states[s] for s in TRANSIT) or cells.num_alive != len(cells.all) - states[CellState.LOST]:
         _fail("cells are counted by state", str(states))
-    if state.config.policy == "async":
+    traits = state.config.traits
+    if not traits.switches:
         if any(
             c.state is not CellState.ROLLOUT and c.cell >= state.config.training_cells
             for c in cells.all
             if c.state is not CellState.LOST
         ):
-            _fail("async never moves a cell", str(states))
+            _fail("a fixed split moves no cell", str(states))
         return
     leaving = [c for c in cells.all if c.state in (CellState.DRAINING, CellState.TO_TRAINING) and not c.is_turning]
-    if state.config.policy == "elastic" and len(leaving) > 1:
+    if traits.leaves_one_by_one and len(leaving) > 1:
         _fail("one transition at a time", ", ".join(f"cell {c.cell}" for c in leaving))
     prefix = [c for c in cells.all if c.state is CellState.TRAINING] + leaving
     if {c.cell for c in prefix} != {c.cell for c in cells.prefix}:

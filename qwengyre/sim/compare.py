@@ -7,8 +7,9 @@ from concurrent.futures import Executor
 
 import msgspec
 
+from qwengyre.scheduler.traits import TRAITS
 from qwengyre.sim.results import Result, Source, simulate
-from qwengyre.sim.settings import POLICY_NAMES, Setting
+from qwengyre.sim.settings import OURS, POLICY_NAMES, Setting
 from qwengyre.sim.workload import Workload
 
 
@@ -30,7 +31,7 @@ def compare(name: str, source: Source, base: Setting, policies: Sequence[str], s
     for policy in policies:
         candidates = splits(source.workload, msgspec.structs.replace(base, policy=policy))
         results.append(min(simulate(source, candidates, seeds, pool), key=lambda result: result.hours))
-    elastic = next((result.hours for result in results if result.policy == "elastic"), None)
+    elastic = next((result.hours for result in results if result.policy == OURS), None)
     if elastic:
         results = [msgspec.structs.replace(result, ratio_to_elastic=result.hours / elastic) for result in results]
     return Report(name, list(seeds), results)
@@ -41,20 +42,19 @@ def splits(workload: Workload, setting: Setting) -> list[Setting]:
     replace = msgspec.structs.replace
     cell_nodes = setting.cell_nodes or workload.cell_nodes
     some = range(cell_nodes, workload.nodes, cell_nodes)
-    if not some and setting.policy not in ("elastic", "colocate"):
+    variant = setting.variant
+    if not some and variant.is_split:
         raise ValueError(
             f"{setting.policy} divides the pool, but {workload.nodes} nodes are one cell: lower cell_nodes, "
             "or leave it out with --policy elastic --policy colocate"
         )
-    if setting.policy.startswith("async"):
+    if not TRAITS[variant.policy].switches:
         setting = replace(setting, standalone_nodes=0)
         return [setting] if setting.training_nodes else [replace(setting, training_nodes=nodes) for nodes in some]
     setting = replace(setting, training_nodes=0)
-    if setting.policy == "colocate":
-        return [replace(setting, standalone_nodes=0)]
-    if setting.policy.startswith("colocate"):
+    if variant.has_standalone:
         return [setting] if setting.standalone_nodes else [replace(setting, standalone_nodes=nodes) for nodes in some]
-    return [setting]
+    return [replace(setting, standalone_nodes=0) if variant.is_one_cell else setting]
 
 
 def effective(workload: Workload, setting: Setting) -> dict[str, object]:
@@ -63,13 +63,15 @@ def effective(workload: Workload, setting: Setting) -> dict[str, object]:
         "steps_per_burst": setting.steps_per_burst or workload.steps_per_burst,
         "dispatch_depth": workload.dispatch_depth if setting.dispatch_depth is None else setting.dispatch_depth,
     }
-    if not setting.policy.startswith("colocate"):
+    variant = setting.variant
+    traits = TRAITS[variant.policy]
+    if not variant.is_one_cell:
         used["cell_nodes"] = setting.cell_nodes or workload.cell_nodes
-    if setting.policy.startswith("async"):
+    if not traits.switches:
         used["training_nodes"] = setting.training_nodes
     if setting.standalone_nodes:
         used["standalone_nodes"] = setting.standalone_nodes
-    if setting.policy == "elastic":
+    if traits.leaves_one_by_one:
         used |= {"two_way": setting.two_way, "backlog": setting.backlog, "leave_only_for_work": setting.leave_only_for_work}
     return used
 

@@ -13,6 +13,7 @@ from qwengyre.sim.compare import Report, effective
 from qwengyre.sim.meters import Timeline
 from qwengyre.sim.planner import Plan, plan_toml
 from qwengyre.sim.results import Result
+from qwengyre.sim.settings import OURS
 from qwengyre.sim.workload import Workload
 
 WIDTH: Final = 960.0
@@ -91,7 +92,7 @@ def hours_chart(results: Sequence[Result]) -> str:
     for index, result in enumerate(results):
         y = plot.top + index * (row + gap)
         hint = f"{result.policy}: {result.hours:.2f} h, {result.hours_min:.2f} to {result.hours_max:.2f}"
-        css = "training" if result.policy == "elastic" else "rollout"
+        css = "training" if result.policy == OURS else "rollout"
         parts += [
             svg.text(left - 10, y + 18, result.policy, "label", "end"),
             svg.bar((left, y, plot.x(result.hours) - left, row), css, hint, 3),

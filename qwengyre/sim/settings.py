@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
+from typing import Final, NamedTuple
+
 import msgspec
 
-from qwengyre.core.ids import ServerId
-from qwengyre.scheduler.config import PolicyName, SchedulerConfig
+from qwengyre.core.ids import ServerId, is_standalone
+from qwengyre.scheduler.config import SchedulerConfig
+from qwengyre.scheduler.traits import TRAITS, PolicyName
 from qwengyre.sim.workload import Workload
 
-POLICY_NAMES = ("elastic", "async", "async-streaming", "colocate", "colocate-standalone", "colocate-standalone-streaming")
+
+class Variant(NamedTuple):
+    """A policy of the scheduler with what a comparison adds to it."""
+
+    policy: PolicyName
+    streaming: bool = False
+    is_one_cell: bool = False
+    """All nodes that switch are one cell."""
+    has_standalone: bool = False
+    """Some nodes never switch, and there must be some."""
+
+    @property
+    def is_split(self) -> bool:
+        """Nodes that never switch make the comparison, so their number is searched."""
+        return self.has_standalone or not TRAITS[self.policy].switches
+
+
+VARIANTS: Final[dict[str, Variant]] = {
+    "elastic": Variant("elastic", streaming=True),
+    "async": Variant("async"),
+    "async-streaming": Variant("async", streaming=True),
+    "colocate": Variant("colocate", is_one_cell=True),
+    "colocate-standalone": Variant("colocate", is_one_cell=True, has_standalone=True),
+    "colocate-standalone-streaming": Variant("colocate", streaming=True, is_one_cell=True, has_standalone=True),
+}
+POLICY_NAMES: Final = tuple(VARIANTS)
+OURS: Final = "elastic"
+"""What the others are compared with."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """One way to run a workload. Unset fields are the workload's."""
 
-    policy: str = "elastic"
-    """One of POLICY_NAMES."""
+    policy: str = OURS
+    """One of VARIANTS."""
     steps_per_burst: int | None = None
     dispatch_depth: float | None = None
     cell_nodes: int | None = None
     training_nodes: int = 0
-    """`async` only: nodes that always train."""
+    """Of a fixed split: nodes that always train."""
     standalone_nodes: int = 0
     """Nodes that only ever roll out."""
     two_way: bool = False
@@ -34,6 +64,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         if self.policy not in POLICY_NAMES:
             raise ValueError(f"policy {self.policy!r} is none of {', '.join(POLICY_NAMES)}")
 
+    @property
+    def variant(self) -> Variant:
+        return VARIANTS[self.policy]
+
 
 class Pool(msgspec.Struct, frozen=True):
     """Sizes behind a scheduler config."""
@@ -43,7 +77,7 @@ class Pool(msgspec.Struct, frozen=True):
     """Of the one standalone engine, 0 if there is none."""
 
     def nodes(self, server: ServerId) -> int:
-        return self.standalone_nodes if server.startswith("standalone") else self.cell_nodes
+        return self.standalone_nodes if is_standalone(server) else self.cell_nodes
 
     def num_replicas(self, workload: Workload) -> int:
         """Data-parallel replicas in a cell: one of more nodes than the workload's gains nothing by its name."""
@@ -52,29 +86,29 @@ class Pool(msgspec.Struct, frozen=True):
 
 def build(workload: Workload, setting: Setting) -> tuple[SchedulerConfig, Pool]:
     """Lay the pool out for a setting. Raises ValueError, saying what to change, if it does not fit the nodes."""
-    base, _, options = setting.policy.partition("-")
-    standalone = setting.standalone_nodes
-    if base == "colocate" and "standalone" in options and not standalone:
+    variant, standalone = setting.variant, setting.standalone_nodes
+    if variant.has_standalone and not standalone:
         raise ValueError(f"{setting.policy} needs standalone_nodes above 0")
     switching = workload.nodes - standalone
     if switching < 1:
         raise ValueError(f"standalone_nodes = {standalone} must be below the {workload.nodes} nodes of the pool")
-    cell_nodes = switching if base == "colocate" else setting.cell_nodes or workload.cell_nodes
+    cell_nodes = switching if variant.is_one_cell else setting.cell_nodes or workload.cell_nodes
     if cell_nodes < 1 or switching % cell_nodes:
         raise ValueError(f"cells of {cell_nodes} nodes do not divide the {switching} nodes that switch roles: change cell_nodes")
-    if base == "async" and (setting.training_nodes % cell_nodes or not 0 < setting.training_nodes < workload.nodes):
+    is_fixed = not TRAITS[variant.policy].switches
+    if is_fixed and (setting.training_nodes % cell_nodes or not 0 < setting.training_nodes < workload.nodes):
         raise ValueError(
             f"training_nodes = {setting.training_nodes} must be a multiple of {cell_nodes} nodes, above 0 and below {workload.nodes}"
         )
     mu, phi = setting.steps_per_burst, setting.dispatch_depth
     config = SchedulerConfig(
-        policy=_base_policy(base),
+        policy=variant.policy,
         num_cells=switching // cell_nodes,
         slots_per_cell=workload.slots(cell_nodes),
         num_standalone=1 if standalone else 0,
         slots_per_standalone=max(1, workload.slots(standalone)),
         training_cells=max(1, setting.training_nodes // cell_nodes),
-        streaming=base == "elastic" or options.endswith("streaming"),
+        streaming=variant.streaming,
         steps=workload.steps,
         groups_per_step=workload.groups_per_step,
         executions_per_group=workload.executions_per_group,
@@ -86,7 +120,3 @@ def build(workload: Workload, setting: Setting) -> tuple[SchedulerConfig, Pool]:
         max_staleness=setting.max_staleness,
     )
     return config, Pool(cell_nodes, standalone)
-
-
-def _base_policy(base: str) -> PolicyName:
-    return "elastic" if base == "elastic" else "colocate" if base == "colocate" else "async"

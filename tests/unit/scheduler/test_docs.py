@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -10,7 +11,9 @@ from qwengyre.core.state_machine import mermaid
 from qwengyre.scheduler import commands
 from qwengyre.scheduler.cells import CELL
 from qwengyre.scheduler.config import SchedulerConfig
+from qwengyre.scheduler.policies import POLICIES
 from qwengyre.scheduler.training import STEP
+from qwengyre.scheduler.traits import TRAITS, PolicyName
 
 PAGE = (Path(__file__).parents[3] / "docs" / "scheduler.md").read_text(encoding="utf-8")
 
@@ -41,3 +44,7 @@ def test_symbols_are_named_by_fields_that_exist():
         "backlog",
     ):
         assert field in SchedulerConfig.__struct_fields__ and f"`{field}" in PAGE
+
+
+def test_every_policy_has_its_traits_and_its_rules():
+    assert POLICIES.keys() == TRAITS.keys() == set(get_args(PolicyName))
