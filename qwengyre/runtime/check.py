@@ -163,11 +163,13 @@ def _check_renderer(config: RunConfig) -> None:
 
 
 def _check_model(config: RunConfig) -> Mistakes:
-    """That the engine can use the policy's model. Imports torch, which a controller does without."""
+    """That engine and trainer can use the policy's model, without its weights. Imports torch, which a controller does without."""
     folder = Path(config.policy.model)
     if config.policy.model and config.engine.engine in ("embedded", "vllm") and not list(_wrong_files(folder)):
         from qwengyre.engines.model import read_spec
+        from qwengyre.trainer.preflight import check_folder
 
+        check_folder(folder, min(config.policy.max_context_tokens, config.engine.max_context_tokens))
         read_spec(folder)
     yield from ()
 

@@ -6,12 +6,13 @@ sizes that belong together do not shrink alike, `CHANGES` says so.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from qwengyre.models.shrink import HEAD_WIDTH, shrink
+from qwengyre.models.shrink import HEAD_WIDTH, HIDDEN, shrink
 
 MOST_PARAMETERS = 4_000_000
 """More, and the config was not made small."""
@@ -44,8 +45,8 @@ def tiny_config(family: str, **changes: Any) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
-        small = shrink(CONFIG_MAPPING[family]()).to_dict()
-        return type(shrink(CONFIG_MAPPING[family]())).from_dict({**small, **CHANGES.get(family, {}), **changes})
+        small = shrink(CONFIG_MAPPING[family]())
+        return type(small).from_dict({**small.to_dict(), **CHANGES.get(family, {}), **changes})
     except Exception as error:  # every family's config class has checks of its own
         raise NotBuilt(
             f"its default config cannot be made small: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
@@ -80,4 +81,24 @@ def lively(model: nn.Module) -> nn.Module:
             parameter.add_(0.1 * torch.randn_like(parameter))
         elif parameter.ndim == 2 and parameter.std() < 0.1:
             parameter.mul_(0.15 / parameter.std().clamp_min(1e-6))
+    return model
+
+
+def write_family(folder: Path, family: str, **changes: Any) -> nn.Module:
+    """Save a tiny model as a Hugging Face folder without a tokenizer, in the names and pieces that its published folders have."""
+    model = tiny_model(family, **changes)
+    model.save_pretrained(folder)
+    return model
+
+
+def write_vision_language(folder: Path) -> nn.Module:
+    """A tiny Qwen3.5 with its vision tower: the text model is what a policy is."""
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    text, tokens = tiny_config("qwen3_5_text"), {"image_token_id": 60, "video_token_id": 61}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": HIDDEN, "patch_size": 4}
+    torch.manual_seed(0)
+    config = Qwen3_5Config(text_config=text.to_dict(), vision_config={**vision, "num_position_embeddings": 16}, **tokens)
+    model = lively(Qwen3_5ForConditionalGeneration(config)).eval()
+    model.save_pretrained(folder)
     return model

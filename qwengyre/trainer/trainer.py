@@ -20,6 +20,7 @@ from torch import Tensor
 
 from qwengyre.core.errors import NonFiniteLoss, TrainerError
 from qwengyre.core.records import MicroStep, Trajectory
+from qwengyre.models.load import as_in_folder, as_in_memory, left_in_folder, read_left
 from qwengyre.trainer import allocator, audit, checkpoint, rows
 from qwengyre.trainer.aggregation import advantage_deviation, divisor
 from qwengyre.trainer.config import TrainerConfig
@@ -42,6 +43,8 @@ class Trainer:
         self.ranks = ranks
         self.tree_model = TreeModel.load(self.model_dir, config, ranks)
         dtype, model = getattr(torch, config.dtype), self.tree_model.model
+        self.left = left_in_folder(model, self.model_dir)
+        """What the folder holds that is not of this model; checkpoints keep it."""
         self.flat = ranks.parameters(model, dtype)
         self.optimizer: AdamW | None = None
         self.exposure: Exposure | None = None
@@ -179,11 +182,14 @@ class Trainer:
         moments = {"first": self.flat.whole(optimizer.first_N), "second": self.flat.whole(optimizer.second_N)}
         meta = {"step": step, "num_updates": optimizer.num_updates, "extra": extra or {}}
         if self.ranks.rank == 0:
-            checkpoint.write(Path(directory), Path(files), weights, moments, meta)
+            whole = as_in_folder(self.tree_model.model, weights) | read_left(self.model_dir, self.left)
+            checkpoint.write(Path(directory), Path(files), whole, moments, meta)
 
     def load_checkpoint(self, directory: Path) -> dict:
         """Core: take weights and optimizer back; return the JSON that was saved (`step`, `num_updates`, `extra`)."""
         weights, moments, meta = checkpoint.read(Path(directory))
+        if self.flat.spans.keys() - weights.keys():
+            weights = as_in_memory(Path(directory), self.flat.dtype)
         self.flat.restore()
         self._load(weights)
         optimizer = self._core_optimizer()

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from qwengyre.core.errors import TrainerError, UnsupportedModel
 from qwengyre.models import interface, recurrences
+from qwengyre.models.limits import longest_text
+from qwengyre.models.load import load
 from qwengyre.models.plan import following
 from qwengyre.trainer import head, probe
 from qwengyre.trainer.cache import RowCache
@@ -75,6 +77,7 @@ class TreeModel:
         self.form, self.body, self.output = plain.form, _Body(model, plain.body), model.get_output_embeddings()
         layers = layers_of(plain.body)
         self.num_layers = len(layers)
+        self.limit = longest_text(model)
         interface.register()
         has_recurrence = recurrences.install(model)
         if not has_recurrence and not interface.goes_through_interface(model):
@@ -89,12 +92,8 @@ class TreeModel:
 
     @staticmethod
     def load(model_dir: Path, config: TrainerConfig, ranks: Alone | Ranks = ALONE) -> TreeModel:
-        """Read a folder as `save_pretrained` writes it."""
-        from transformers import AutoModelForCausalLM
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, config.dtype))
+        """Read a folder as `save_pretrained` writes it. Raises ConfigError for one that is not whole, UnsupportedModel."""
+        model = load(model_dir, getattr(torch, config.dtype))
         replace_norms(model)
         return TreeModel(model, config, ranks)
 
@@ -152,6 +151,8 @@ class TreeModel:
         if start == end:
             row, start, end, cache = PLACEHOLDER, 0, 1, None
         plan = TreePlan(row, squares(row, start, end), cache)
+        if self.limit is not None and plan.longest > self.limit.num_tokens:
+            raise UnsupportedModel(self.name, f"a path of {plan.longest} tokens, of {self.limit.num_tokens}: {self.limit.reason}")
         with following(plan):
             states_1nH = self.body(
                 input_ids=torch.from_numpy(row.token_ids_R[start:end].astype(np.int64))[None],

@@ -1,0 +1,111 @@
+"""The folder of a Hugging Face model becomes a model in memory, and its weights become those of a folder again.
+
+In memory a model has the names that transformers gives its parameters: experts of a layer in one array, the text model of a
+vision-language checkpoint without its prefix. In the folder they are apart, and named as they were published: other programs read it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from qwengyre.core.errors import ConfigError
+
+Arrays = dict[str, np.ndarray]
+
+
+def read_config(model_dir: Path) -> Any:
+    """The config of a causal language model with whole weights. Raises ConfigError."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    file = str(Path(model_dir) / "config.json")
+    try:
+        config = AutoConfig.from_pretrained(model_dir)
+    except Exception as error:  # every family's config class has checks of its own
+        raise ConfigError(f"transformers cannot read it: {_first_line(error)}", file=file) from error
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ConfigError(f"model_type {config.model_type!r} is not a causal language model of transformers", file=file)
+    if quantization := getattr(config, "quantization_config", None):
+        method = quantization.get("quant_method", "") if isinstance(quantization, dict) else quantization.quant_method
+        raise ConfigError(
+            f"its weights are quantized ({method}) and cannot be trained: take the folder of the whole ones", file=file
+        )
+    return config
+
+
+def load(model_dir: Path, dtype: torch.dtype) -> nn.Module:
+    """Every parameter from the folder, none made up. Raises ConfigError."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    config = read_config(model_dir)
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(model_dir, config=config, dtype=dtype, output_loading_info=True)
+    except Exception as error:  # of whatever reads the files, and of the model's own code
+        raise ConfigError(f"transformers cannot load this model: {_first_line(error)}", file=str(model_dir)) from error
+    missing = sorted(found["missing_keys"]) + sorted(str(entry) for entry in found["mismatched_keys"])
+    if missing:
+        named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise ConfigError(f"its files do not hold all weights of a {type(model).__name__}: {named}", file=str(model_dir))
+    return model
+
+
+def as_in_folder(model: nn.Module, weights: Arrays) -> Arrays:
+    """Weights of `model` by the names, and in the pieces, that its folder has, with what else it keeps and does not train."""
+    tensors = {name: torch.from_numpy(array) for name, array in weights.items()} | _kept_buffers(model)
+    found = _reverted(model, tensors)
+    return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in found.items()}
+
+
+def left_in_folder(model: nn.Module, model_dir: Path) -> frozenset[str]:
+    """Names in the weight files of `model_dir` that are not of `model`: a vision tower, heads that draw several tokens."""
+    own = _reverted(model, {name: torch.empty(tensor.shape, device="meta") for name, tensor in model.state_dict().items()})
+    return frozenset(name for path in _files(model_dir) for name in _names(path)) - own.keys()
+
+
+def read_left(model_dir: Path, names: frozenset[str]) -> Arrays:
+    """Those tensors of the folder; bfloat16, which numpy lacks, as float32."""
+    found: Arrays = {}
+    for path in _files(model_dir) if names else ():
+        with safe_open(path, "pt") as file:
+            for name in names.intersection(file.keys()):
+                tensor = file.get_tensor(name)
+                found[name] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return found
+
+
+def as_in_memory(model_dir: Path, dtype: torch.dtype) -> Arrays:
+    """The weights of a folder by the names that they have in memory. Raises ConfigError."""
+    return {name: parameter.detach().numpy() for name, parameter in load(model_dir, dtype).named_parameters()}
+
+
+def _kept_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers that belong to a checkpoint: corrections of routers, for instance."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items() if name not in parameters}
+
+
+def _reverted(model: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return revert_weight_conversion(model, tensors)
+
+
+def _files(model_dir: Path) -> list[Path]:
+    return sorted(path for path in Path(model_dir).glob("*.safetensors") if path.name.startswith("model"))
+
+
+def _names(path: Path) -> list[str]:
+    with safe_open(path, "pt") as file:
+        return list(file.keys())
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
