@@ -26,8 +26,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     phases_s: dict[str, float] = {}
 
 
-class OfferPort(msgspec.Struct, frozen=True, tag=True):
-    """An address of this cell that is free: the others meet there. Asked of the first member."""
+class OfferStore(msgspec.Struct, frozen=True, tag=True):
+    """Open a store in which the members of the next steps find each other. Asked of the first of them."""
 
 
 class Offered(msgspec.Struct, frozen=True, tag=True):
@@ -35,11 +35,13 @@ class Offered(msgspec.Struct, frozen=True, tag=True):
 
 
 class ConnectMembers(msgspec.Struct, frozen=True, tag=True):
-    """Build the prefix groups 2..K of one membership epoch. All cells of `order` get this at the same time."""
+    """Build the prefix groups 2..K of one membership. All cells of `cell_order` get this at the same time."""
 
-    membership_epoch: int
-    store_address: str
-    order: tuple[int, ...]
+    membership: int
+    """Counted up at every change."""
+    store: str
+    """Address that the first of them has offered."""
+    cell_order: tuple[int, ...]
 
 
 class EnterTraining(msgspec.Struct, frozen=True, tag=True):
@@ -151,7 +153,7 @@ class Exposed(msgspec.Struct, frozen=True, tag=True):
 
 
 Operation = (
-    OfferPort
+    OfferStore
     | ConnectMembers
     | EnterTraining
     | EnterRollout

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -21,14 +20,15 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from qwengyre.cell import api
-from qwengyre.cell.kinds import Home, Stations, build_stations
-from qwengyre.cell.ranks.rendezvous import Meeting
-from qwengyre.core.errors import CellFailed, QwenGyreError, TransferError
-from qwengyre.engines.api import Engine
+from qwengyre.cell.home import Home, RanksElsewhere
+from qwengyre.cell.kinds import CellParts, build_parts
+from qwengyre.core.errors import CellFailed, QwenGyreError, TrainerError, TransferError
 from qwengyre.engines.config import EngineConfig
 from qwengyre.rpc.processes import announce
 from qwengyre.rpc.server import Server, Service
+from qwengyre.rpc.store import KeyStore
 from qwengyre.telemetry.log_lines import log_to
+from qwengyre.trainer.api import CellTrainer, Membership
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
 from qwengyre.transfer.carriers import CarrierPlace
@@ -36,13 +36,11 @@ from qwengyre.transfer.config import TransferConfig
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import Tensor
-
-    from qwengyre.paced.trainer import PacedMembers
-    from qwengyre.trainer.members import Members
 
 log = logging.getLogger("qwengyre.cell")
 Result = TypeVar("Result")
+OF_A_STANDALONE_ENGINE = frozenset({api.UpdateWeights, api.ExposeFile, api.Health})
+"""What needs no trainer."""
 
 
 class CellSpec(msgspec.Struct, frozen=True):
@@ -69,7 +67,9 @@ class CellSpec(msgspec.Struct, frozen=True):
     ranks_here: int = 0
     """How many of the `trainer.ranks` run on this host (0: all); filled in by the launcher, which starts the others."""
     ranks_file: str = ""
-    """Where the cell writes the address at which it waits for those others; filled in by the launcher."""
+    """Where the cell writes the address at which it waits for those others."""
+    start_timeout_s: float = 120.0
+    """Longest wait for them; filled in by the launcher."""
 
 
 class CellAddress(msgspec.Struct, frozen=True):
@@ -85,23 +85,22 @@ class CellAddress(msgspec.Struct, frozen=True):
 class Cell:
     """Owns the engine and the trainer, and answers operations one at a time per kind."""
 
-    def __init__(self, spec: CellSpec, build: Callable[..., Stations] = build_stations) -> None:
+    def __init__(self, spec: CellSpec, build: Callable[..., CellParts] = build_parts) -> None:
         self.spec = spec
         place = CarrierPlace(spec.transfer, spec.segment_prefix, spec.host)
         self.carrier = place.open()
         trainer = spec.trainer if spec.has_trainer else None
-        meeting = Meeting(spec.ranks_here, spec.ranks_file, spec.secret)
-        home = Home(self.carrier, place, spec.threads, meeting)
-        self.stations = build(Path(spec.model_dir), spec.engine, trainer, home)
-        self.engine: Engine = self.stations.engine
-        self.trainer = self.stations.trainer
-        self.trainer.offload()
-        self.members: Members | PacedMembers | None = None
-        self.scratch: Tensor | np.ndarray | None = None
+        elsewhere = RanksElsewhere(spec.ranks_here, spec.ranks_file, spec.start_timeout_s)
+        home = Home(self.carrier, place, spec.threads, spec.secret, elsewhere)
+        self.engine, self._trainer = build(Path(spec.model_dir), spec.engine, trainer, home)
+        if self._trainer is not None:
+            self._trainer.offload()
+        self._store: KeyStore | None = None
+        """In which the members of the next steps find each other, if this cell is the first of them."""
         self.published: list[Exposure] = []
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._operations: dict[type, Callable] = {
-            api.OfferPort: self.offer_port,
+            api.OfferStore: self.offer_store,
             api.ConnectMembers: self.connect_members,
             api.EnterTraining: self.enter_training,
             api.EnterRollout: self.enter_rollout,
@@ -126,29 +125,36 @@ class Cell:
             raise CellFailed(
                 self.spec.cell, f"a request for incarnation {asked.incarnation}, and this process is incarnation {own}"
             )
+        if self._trainer is None and type(asked.operation) not in OF_A_STANDALONE_ENGINE:
+            name = type(asked.operation).__name__
+            raise TrainerError(f"a standalone engine has no trainer: {name} is for a cell")
         return await self._operations[type(asked.operation)](asked.operation)
+
+    @property
+    def trainer(self) -> CellTrainer:
+        assert self._trainer is not None, "what needs a trainer is refused before"
+        return self._trainer
 
     async def on_trainer(self, job: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._trainer_thread, job)
 
-    async def offer_port(self, op: api.OfferPort) -> api.Offered:
-        with socket.socket() as probe:
-            probe.bind((self.spec.host, 0))
-            return api.Offered(f"{self.spec.host}:{probe.getsockname()[1]}")
+    async def offer_store(self, op: api.OfferStore) -> api.Offered:
+        """A new one each time: who waits in the one before hears that it is over."""
+        if self._store is not None:
+            self._store.close()
+        self._store = KeyStore(self.spec.host, self.spec.secret)
+        return api.Offered(self._store.address)
 
     async def connect_members(self, op: api.ConnectMembers) -> api.Done:
-        rank = op.order.index(self.spec.cell)
+        membership = Membership(
+            number=op.membership,
+            rank=op.cell_order.index(self.spec.cell),
+            world=len(op.cell_order),
+            store=op.store,
+            timeout_s=self.spec.collective_timeout_s,
+        )
         started = time.monotonic()
-
-        def build() -> Members | PacedMembers:
-            if self.members is not None:
-                self.members.close()
-                self.members = None
-            return self.stations.connect_members(
-                rank, len(op.order), op.store_address, op.membership_epoch, self.spec.collective_timeout_s
-            )
-
-        self.members = await self.on_trainer(build)
+        await self.on_trainer(lambda: self.trainer.connect(membership))
         return api.Done({"connect": time.monotonic() - started})
 
     async def enter_training(self, op: api.EnterTraining) -> api.Done:
@@ -159,7 +165,6 @@ class Cell:
 
     async def enter_rollout(self, op: api.EnterRollout) -> api.Done:
         phases_s: dict[str, float] = {}
-        self.scratch = None
         await self._phase("offload_trainer", self.on_trainer(self.trainer.offload), phases_s)
         await self._phase("restore_engine", self.engine.restore(op.snapshot, op.version), phases_s)
         return api.Done(phases_s)
@@ -185,7 +190,6 @@ class Cell:
             self.trainer.begin_step(op.step)
 
         started = time.monotonic()
-        self.scratch = None
         await self.on_trainer(begin)
         return api.Done({"join": time.monotonic() - started})
 
@@ -193,24 +197,17 @@ class Cell:
         return api.Computed(await self.on_trainer(lambda: self.trainer.compute(op.micro_step)))
 
     async def reduce(self, op: api.Reduce) -> api.Done:
-        def reduce() -> None:
-            self.scratch = None
-            if op.num_members > 1:
-                self.scratch = self.members.reduce(self.trainer.flat_gradient(), op.num_members)
-
         started = time.monotonic()
-        await self.on_trainer(reduce)
+        await self.on_trainer(lambda: self.trainer.reduce(op.num_members))
         return api.Done({"reduce": time.monotonic() - started})
 
     async def apply(self, op: api.Apply) -> api.Applied:
-        stats = await self.on_trainer(lambda: self.trainer.apply(op.num_executions, self.scratch))
-        self.scratch = None
-        return api.Applied(stats)
+        return api.Applied(await self.on_trainer(lambda: self.trainer.apply(op.num_executions)))
 
     async def expose_snapshot(self, op: api.ExposeSnapshot) -> api.Exposed:
         if not op.is_publish:
             return api.Exposed(await self.on_trainer(lambda: self.trainer.expose(op.version, self.spec.incarnation)))
-        return api.Exposed(await self.on_trainer(lambda: self._publish(self.stations.publishable(), op.version)))
+        return api.Exposed(await self.on_trainer(lambda: self._publish(self.trainer.publishable(), op.version)))
 
     def _publish(self, arrays: dict[str, np.ndarray], version: int) -> Exposure:
         """The last two published snapshots stay readable."""
@@ -262,6 +259,8 @@ class Cell:
 
     async def close(self) -> None:
         await self.engine.close()
+        if self._store is not None:
+            self._store.close()
         self._trainer_thread.shutdown(wait=False, cancel_futures=True)
         self.carrier.close()
 

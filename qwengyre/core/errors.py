@@ -207,11 +207,11 @@ class NonFiniteLoss(TrainerError):
 
 
 class MembershipBroken(TrainerError):
-    """A sum over cells did not happen: somebody is gone or late. Own sums are unharmed; connect again under a new epoch."""
+    """A sum over cells did not happen: somebody is gone or late. Own sums are unharmed; connect again as a new membership."""
 
-    def __init__(self, *, rank: int, epoch: int, num_members: int, reason: str):
-        self.rank, self.epoch, self.num_members, self.reason = rank, epoch, num_members, reason
-        super().__init__(f"membership epoch {epoch}, seen by rank {rank}: {num_members} cells did not come together: {reason}")
+    def __init__(self, *, rank: int, membership: int, num_members: int, reason: str):
+        self.rank, self.membership, self.num_members, self.reason = rank, membership, num_members, reason
+        super().__init__(f"membership {membership}, seen by rank {rank}: {num_members} cells did not come together: {reason}")
 
 
 class SandboxError(QwenGyreError):

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from qwengyre.cell.cell import CellAddress, CellSpec
-from qwengyre.cell.ranks.rendezvous import Joining
+from qwengyre.cell.ranks.api import JoinOrders
 from qwengyre.rpc.processes import Supervised, start_process
 
 
@@ -37,7 +37,13 @@ class LocalLauncher:
         ready_file = self._private / f"{name}.ready"
         ranks_file = self.ranks_file(name)
         ranks_file.unlink(missing_ok=True)
-        spec = msgspec.structs.replace(spec, host=self._host, ready_file=str(ready_file), ranks_file=str(ranks_file))
+        spec = msgspec.structs.replace(
+            spec,
+            host=self._host,
+            ready_file=str(ready_file),
+            ranks_file=str(ranks_file),
+            start_timeout_s=self._start_timeout_s,
+        )
         process = await self._start("qwengyre.cell.cell", name, spec, spec.threads)
         return LocalLife(msgspec.json.decode(ready_file.read_bytes(), type=CellAddress), process)
 
@@ -51,10 +57,10 @@ class LocalLauncher:
 
     async def _join(self, name: str, spec: CellSpec, rank: int, at: str) -> Supervised:
         ready_file = self._private / f"{name}.ready"
-        joining = Joining(rank, at, spec.secret, self._host, str(ready_file))
-        return await self._start("qwengyre.cell.ranks.process", name, joining, spec.threads)
+        orders = JoinOrders(rank, at, spec.secret, self._host, self._start_timeout_s, str(ready_file))
+        return await self._start("qwengyre.cell.ranks.process", name, orders, spec.threads)
 
-    async def _start(self, module: str, name: str, orders: CellSpec | Joining, threads: int) -> Supervised:
+    async def _start(self, module: str, name: str, orders: CellSpec | JoinOrders, threads: int) -> Supervised:
         """A process that reads its orders from a file for this user only."""
         file = self._private / f"{name}.json"
         file.touch(mode=0o600)

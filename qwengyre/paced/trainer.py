@@ -1,4 +1,4 @@
-"""A trainer that takes the time a device would and computes nothing. Same methods as `trainer.Trainer`, no torch.
+"""A trainer that takes the time a device would and computes nothing, without torch. Implements `trainer.api.CellTrainer`.
 
 Its weights are one small array, really exposed, read and saved, so that every hand-over between processes is the real one.
 """
@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +19,7 @@ from qwengyre.core.errors import TrainerError
 from qwengyre.core.records import MicroStep
 from qwengyre.paced.plan import PacedPlan
 from qwengyre.trainer import checkpoint
+from qwengyre.trainer.api import Membership
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
 from qwengyre.transfer.api import Carrier, Exposure
 
@@ -29,13 +31,18 @@ class PacedTrainer:
         self._plan, self._carrier = plan, carrier
         self.weights = np.zeros(NUM_WEIGHTS, np.float32)
         self.step = -1
-        self._computed: list[str] = []
         self._free_at = [0.0] * plan.num_replicas
         """When each replica has finished what it computes; a heap."""
         self._exposure: Exposure | None = None
 
+    def connect(self, membership: Membership) -> None:
+        """Nothing is summed, so there is nobody to meet: the scheduler keeps the order."""
+
+    def close(self) -> None:
+        """As `connect`."""
+
     def begin_step(self, step: int) -> None:
-        self.step, self._computed = step, []
+        self.step = step
 
     def compute(self, micro_step: MicroStep) -> MicroStepStats:
         """Have a replica take the time that the plan gives a micro-step of this group; return once one is free for the next.
@@ -47,7 +54,6 @@ class PacedTrainer:
         seconds = self._plan.micro_steps_s[micro_step.executions[0].group]
         heapq.heapreplace(self._free_at, time.monotonic() + seconds)
         _sleep_until(self._free_at[0])
-        self._computed.append(micro_step.micro_step)
         trajectories = [chosen for execution in micro_step.executions for chosen in execution.trajectories]
         return MicroStepStats(
             micro_step=micro_step.micro_step,
@@ -65,29 +71,40 @@ class PacedTrainer:
             seconds=seconds,
         )
 
-    def flat_gradient(self) -> np.ndarray:
-        """The number of micro-steps computed, once every replica is done: the one sum that the members hand over."""
+    def reduce(self, num_members: int) -> None:
+        """Wait until every replica is done, as a sum would."""
         _sleep_until(max(self._free_at))
-        return np.array([len(self._computed)], np.float32)
 
-    def apply(self, num_executions: int, summed: np.ndarray | None = None) -> StepStats:
-        time.sleep(self._plan.optimizer_s)
-        self.weights += 1
-        return StepStats(self.step, True, "", num_executions, 1.0, 1.0, 0.0, 1.0, self._plan.optimizer_s)
+    def apply(self, num_executions: int) -> StepStats:
+        applied = num_executions > 0
+        if applied:
+            time.sleep(self._plan.optimizer_s)
+            self.weights += 1
+        return StepStats(
+            step=self.step,
+            applied=applied,
+            reason="" if applied else "no executions",
+            num_executions=num_executions,
+            gradient_norm=1.0,
+            clip_scale=1.0,
+            learning_rate=0.0,
+            update_norm=float(applied),
+            seconds=self._plan.optimizer_s,
+        )
 
-    def arrays_to_publish(self) -> dict[str, np.ndarray]:
+    def publishable(self) -> dict[str, np.ndarray]:
         """The weights, after the time that a publish takes."""
         time.sleep(self._plan.publish_s)
         return {"weights": self.weights}
 
-    def expose(self, version: int, epoch: int = 0) -> Exposure:
+    def expose(self, version: int, incarnation: int) -> Exposure:
         if self._exposure is not None:
             self._carrier.release(self._exposure)
-        self._exposure = self._carrier.expose({"weights": self.weights}, version=version, epoch=epoch)
+        self._exposure = self._carrier.expose({"weights": self.weights}, version=version, epoch=incarnation)
         return self._exposure
 
-    def pull(self, exposure: Exposure) -> None:
-        self._carrier.read(exposure, into={"weights": self.weights})
+    def pull(self, snapshot: Exposure) -> None:
+        self._carrier.read(snapshot, into={"weights": self.weights})
 
     def offload(self) -> None:
         """Nothing to give back; the engine prices the switch."""
@@ -100,15 +117,15 @@ class PacedTrainer:
 
         save_file({"weights": self.weights}, str(path))
 
-    def save_checkpoint(self, directory: Path, step: int, files: Path, extra: dict | None = None) -> None:
+    def save_checkpoint(self, directory: Path, step: int, files: Path, extra: dict[str, Any]) -> None:
         """A whole folder or none, as a real checkpoint; `files` are those of no model."""
         beside = directory.with_name(f".{directory.name}.{os.getpid()}")
         beside.mkdir(parents=True, exist_ok=True)
-        state = {"step": step, "extra": extra or {}, "weights": float(self.weights[0])}
+        state = {"step": step, "extra": extra, "weights": float(self.weights[0])}
         (beside / checkpoint.META).write_bytes(msgspec.json.encode(state))
         checkpoint.put_in_place(beside, directory)
 
-    def load_checkpoint(self, directory: Path) -> dict:
+    def load_checkpoint(self, directory: Path) -> dict[str, Any]:
         saved = checkpoint.read_meta(directory)
         self.step = saved["step"]
         self.weights[:] = saved["weights"]
@@ -121,17 +138,3 @@ class PacedTrainer:
 
 def _sleep_until(at: float) -> None:
     time.sleep(max(0.0, at - time.monotonic()))
-
-
-class PacedMembers:
-    """The members of a step without a communicator: the scheduler's order is kept, and nothing is summed."""
-
-    @classmethod
-    def connect(cls, rank: int, world: int, store_address: str, epoch: int, timeout_s: float) -> PacedMembers:
-        return cls()
-
-    def reduce(self, gradient: np.ndarray, num_members: int) -> np.ndarray:
-        return gradient
-
-    def close(self) -> None:
-        """Nothing is open."""

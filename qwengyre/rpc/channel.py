@@ -69,29 +69,41 @@ class Channel:
 
     def reply(self, expected: type[Reply]) -> Reply:
         """The reply to a request that was sent. Raises as `call` does."""
-        frame = self._receive(MAX_MESSAGE_BYTES)
-        if frame is None:
-            raise ConnectionError("the other side closed the connection")
-        reply = self._decode(frame, (expected, Refused))
+        reply = self._decode(self._next(), (expected, Refused))
         if isinstance(reply, Refused):
             raise rebuild(reply)
         return reply
 
     def serve(self, handlers: BlockingHandlers) -> None:
         """Answer requests until the other end closes. What is not a QwenGyreError is raised, and so is OSError."""
-        kinds = tuple(handlers)
         while (frame := self._receive(MAX_MESSAGE_BYTES)) is not None:
-            try:
-                request = self._decode(frame, kinds)
-                self.send(handlers[type(request)](request))
-            except QwenGyreError as error:
-                self.send(describe(error))
+            with contextlib.suppress(QwenGyreError):
+                self._answer(frame, handlers)
+
+    def answer_one(self, handlers: BlockingHandlers) -> msgspec.Struct:
+        """Answer one request and return it. Raises what it was refused with, and OSError."""
+        return self._answer(self._next(), handlers)
+
+    def _answer(self, frame: Frame | Oversized, handlers: BlockingHandlers) -> msgspec.Struct:
+        try:
+            request = self._decode(frame, tuple(handlers))
+            self.send(handlers[type(request)](request))
+        except QwenGyreError as error:
+            self.send(describe(error))
+            raise
+        return request
 
     def send(self, message: msgspec.Struct) -> None:
         """Raises MessageTooLarge, OSError."""
         body = msgspec.msgpack.encode(message)
         self._socket.sendall(header(type(message).__name__, NUMBER, body))
         self._socket.sendall(body)
+
+    def _next(self) -> Frame | Oversized:
+        frame = self._receive(MAX_MESSAGE_BYTES)
+        if frame is None:
+            raise ConnectionError("the other side closed the connection")
+        return frame
 
     def _receive(self, max_bytes: int) -> Frame | Oversized | None:
         """None when the stream has ended; of a frame above the bound the header alone."""

@@ -52,26 +52,26 @@ class Steps:
         """Connecting and summing never overlap: members that took them in different orders would wait for each other."""
         self._failed_with: Counter[MicroStepId] = Counter()
         """How many cells died over a micro-step."""
-        self._order: tuple[int, ...] = ()
-        self._membership_epoch = 0
+        self._cell_order: tuple[int, ...] = ()
+        self._membership = 0
+        """Of the present groups, counted up at every change."""
 
     # ------------------------------------------------------------------ membership
 
-    def regroup(self, order: tuple[int, ...]) -> None:
-        """Build the prefix groups of `order` in the background; `close_step` waits for them."""
+    def regroup(self, cell_order: tuple[int, ...]) -> None:
+        """Build the prefix groups of `cell_order` in the background; `close_step` waits for them."""
         if self._regroup is not None:
             self._regroup.cancel()
-        self._order = order
-        self._regroup = asyncio.create_task(self._connect(order), name="regroup")
+        self._cell_order = cell_order
+        self._regroup = asyncio.create_task(self._connect(cell_order), name="regroup")
 
-    async def _connect(self, order: tuple[int, ...]) -> None:
-        if len(order) < 2:
+    async def _connect(self, cell_order: tuple[int, ...]) -> None:
+        if len(cell_order) < 2:
             return
         async with self._collective:
-            self._membership_epoch += 1
-            meet_at = (await self._fleet.call(order[0], api.OfferPort(), api.Offered)).address
-            order_op = api.ConnectMembers(self._membership_epoch, meet_at, order)
-            await self._on_all(order, order_op, api.Done)
+            self._membership += 1
+            store = (await self._fleet.call(cell_order[0], api.OfferStore(), api.Offered)).address
+            await self._on_all(cell_order, api.ConnectMembers(self._membership, store, cell_order), api.Done)
 
     async def _on_all(self, cells: Iterable[int], operation: api.Operation, expected: type) -> None:
         """One operation on several cells at once. Waits for all, then raises the first error."""
@@ -153,7 +153,7 @@ class Steps:
         self.on_poisoned(StepPoisoned(step, reason, str(kept)))
 
     async def close_step(self, step: int, members: tuple[int, ...]) -> None:
-        """Sum the members' gradients to the core's scratch. Groups that broke without a loss are built again.
+        """Sum the members' gradients at the core. Groups that broke without a loss are built again.
 
         Raises CellFailed when a member was lost: the scheduler has heard of it and asks again for those who are left.
         """
@@ -171,7 +171,7 @@ class Steps:
                 if missing:
                     others = f", and cells {missing[1:]} with it" if missing[1:] else ""
                     raise CellFailed(missing[0], f"was lost while step {step} closed{others}") from None
-                self.regroup(tuple(cell for cell in self._order if cell in self._fleet.cells))
+                self.regroup(tuple(cell for cell in self._cell_order if cell in self._fleet.cells))
         raise TrainerError(f"step {step}: the gradients of cells {members} could not be summed in {REDUCE_TRIES} tries")
 
     async def _wait_connected(self) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
+import socket
 from pathlib import Path
 
 import msgspec
@@ -12,13 +11,17 @@ import numpy as np
 import pytest
 
 from qwengyre.cell import api
+from qwengyre.cell.ranks import api as ranks
 from qwengyre.cell.ranks.trainer import RANK_LOST
-from qwengyre.core.errors import CellFailed
+from qwengyre.core.errors import CellFailed, TrainerError, Unreachable
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.model import read_weights
 from qwengyre.launchers.local import LocalLauncher
+from qwengyre.rpc.address import parse_address
+from qwengyre.rpc.channel import Channel
 from qwengyre.runtime.cell_client import CellClient
 from qwengyre.testing.engines import write_tiny_qwen3
+from qwengyre.testing.sockets import listening_hosts
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.tcp import TcpCarrier
 from tests.contract.launchers import DEADLINE_S, spec_in
@@ -39,13 +42,19 @@ def test_a_rank_of_another_machine_holds_its_shard_and_takes_the_cell_along(tmp_
         while not here.ranks_file("cell-0").exists():
             await asyncio.sleep(0.02)
         at = here.ranks_file("cell-0").read_text()
-        host, _, port = at.rpartition(":")
-        with pytest.raises(AuthenticationError):
-            await asyncio.to_thread(Client, (host, int(port)), authkey=b"a stranger's")
+        idle = socket.create_connection(parse_address(at))  # says nothing, and holds nobody up
+        with pytest.raises(Unreachable):
+            await asyncio.to_thread(Channel.connect, parse_address(at), b"a stranger's", DEADLINE_S)
+        with pytest.raises(TrainerError, match="does not wait for a rank 7"):
+            friend = await asyncio.to_thread(Channel.connect, parse_address(at), spec.secret, DEADLINE_S)
+            await asyncio.to_thread(friend.call, ranks.Join(7), ranks.RankSpec)
+        idle.close()
         return await there.join("cell-0", spec, [1], at)
 
     async def main() -> None:
         life, [rank] = await asyncio.gather(here.launch("cell-0", spec), join())
+        for pid in (life.address.pid, rank.pid):
+            assert set(listening_hosts(pid)) == {"127.0.0.1"}, "cells of the local launcher are for this machine alone"
         client = CellClient(life.address, spec.secret)
         exposure = (await client.call(api.ExposeSnapshot(1, is_publish=False), api.Exposed, DEADLINE_S)).snapshot
         carrier = TcpCarrier()

@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 import torch
 
+from qwengyre.rpc.store import KeyStore
 from qwengyre.testing.training import micro_step, random_execution, tiny_qwen3
+from qwengyre.trainer.api import Membership
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.integration
 NUM_CELLS, NUM_EXECUTIONS = 4, 8
+SECRET = b"secret"
 BOUNDS = {"float32": 1e-4, "float64": 1e-9}
 """Largest relative L2 difference of a sum or an update."""
 
@@ -33,10 +36,11 @@ class Cells:
     ):
         torch.set_num_threads(1)
         tiny_qwen3().save_pretrained(folder / "model")
-        script, token = Path(__file__).with_name("trainer_process.py"), f"qgt{secrets.token_hex(3)}"
-        self.folder, self.epoch, self.bound = folder, 0, BOUNDS[dtype]
+        script, prefix = Path(__file__).with_name("trainer_process.py"), f"qgt{secrets.token_hex(3)}"
+        self.folder, self.membership, self.bound = folder, 0, BOUNDS[dtype]
+        self.store = KeyStore("127.0.0.1", SECRET)
         with Listener(str(folder / "control"), "AF_UNIX") as listener:
-            command = [sys.executable, str(script), str(folder / "control"), str(folder / "model"), token, dtype]
+            command = [sys.executable, str(script), str(folder / "control"), str(folder / "model"), prefix, dtype]
             self.process = subprocess.Popen([*command, *map(str, (num_processes, ranks_per_cell, chunk_tokens))])
             accepted = [listener.accept() for _ in range(num_processes)]
         by_cell = {connection.recv(): connection for connection in accepted}
@@ -57,11 +61,13 @@ class Cells:
         return self.together(cells, method, lambda cell: args)
 
     def connect(self):
-        """A new membership epoch of the cells in `order`."""
-        self.epoch += 1
-        address = f"file:{self.folder}/store{self.epoch}"
-        args_of = lambda cell: (self.order.index(cell), len(self.order), address, self.epoch, 20.0)  # noqa: E731
+        """A new membership of the cells in `order`."""
+        self.membership += 1
+        args_of = lambda cell: (self.member(self.order.index(cell), len(self.order)), SECRET)  # noqa: E731
         assert self.together(self.order, "connect", args_of) == [None] * len(self.order)
+
+    def member(self, rank, world):
+        return Membership(self.membership, rank, world, self.store.address, 20.0)
 
     def kill(self, cell):
         self.order.remove(cell)
@@ -73,6 +79,7 @@ class Cells:
         for cell in self.order:
             self.connections[cell].send(None)
         self.process.wait()
+        self.store.close()
 
 
 @pytest.fixture(scope="module", params=BOUNDS)
@@ -95,7 +102,7 @@ def run_step(cells, claims, joins=None):
     Return summed gradient and change of the weights.
     """
     cells.call(0, "start_over", cells.start)
-    snapshot = cells.call(0, "expose", cells.epoch)
+    snapshot = cells.call(0, "expose", cells.membership)
     cells.call(0, "begin_step", 0)
     joined = [0]
     for step, cell in zip(micro_steps(), claims, strict=True):
@@ -171,7 +178,7 @@ def test_two_cells_of_two_ranks_agree_with_one_process(tmp_path, dtype, chunk_to
     """
     cells = Cells(tmp_path, dtype, num_processes=4, ranks_per_cell=2, chunk_tokens=chunk_tokens)
     core, satellite, everyone = (0, 1), (2, 3), (0, 1, 2, 3)
-    cells.together(everyone, "connect", lambda p: (p // 2, 2, f"file:{tmp_path}/meeting", 0, 60.0, p % 2))
+    cells.together(everyone, "connect", lambda p: (cells.member(p // 2, 2), SECRET, p % 2))
     snapshots = cells.together(core, "expose", lambda p: (0,))
     assert cells.together(satellite, "pull", lambda p: (snapshots[p % 2],)) == [None, None]
     cells.together(everyone, "begin_step", lambda p: (0,))

@@ -1,4 +1,4 @@
-"""Trainers of cells: `python trainer_process.py ADDRESS MODEL_DIR TOKEN DTYPE NUM_PROCESSES RANKS_PER_CELL CHUNK_TOKENS`.
+"""Trainers of cells: `python trainer_process.py ADDRESS MODEL_DIR PREFIX DTYPE NUM_PROCESSES RANKS_PER_CELL CHUNK_TOKENS`.
 
 Imports once, then forks (nothing has started a thread yet). Each process says (index, pid), then answers (method, args)
 until it is told to stop.
@@ -24,10 +24,10 @@ from qwengyre.transfer.shm import ShmCarrier
 
 
 class Cell:
-    def __init__(self, model_dir: Path, token: str, ranks: Alone | Ranks, dtype: str, chunk_tokens: int):
+    def __init__(self, model_dir: Path, prefix: str, ranks: Alone | Ranks, dtype: str, chunk_tokens: int):
         torch.set_num_threads(1)
         config = TrainerConfig(learning_rate=0.01, clip_low=0.999, clip_high=1e6, chunk_tokens=chunk_tokens, dtype=dtype)
-        self.trainer = Trainer(model_dir, config, ShmCarrier(prefix=token), ranks)
+        self.trainer = Trainer(model_dir, config, ShmCarrier(prefix), ranks)
         self.members: Members | None = None
         self.sum: torch.Tensor | None = None
 
@@ -71,9 +71,9 @@ def ranks_of(model_dir: str, index: int, per_cell: int) -> Alone | Ranks:
     return Ranks()
 
 
-def serve(address: str, model_dir: str, token: str, index: int, kind: tuple[str, int, int]) -> None:
+def serve(address: str, model_dir: str, prefix: str, index: int, kind: tuple[str, int, int]) -> None:
     dtype, per_cell, chunk_tokens = kind
-    cell = Cell(Path(model_dir), token, ranks_of(model_dir, index, per_cell), dtype, chunk_tokens)
+    cell = Cell(Path(model_dir), prefix, ranks_of(model_dir, index, per_cell), dtype, chunk_tokens)
     with Client(address, "AF_UNIX") as connection:
         connection.send((index, os.getpid()))
         while (order := connection.recv()) is not None:
@@ -86,12 +86,12 @@ def serve(address: str, model_dir: str, token: str, index: int, kind: tuple[str,
         cell.trainer.carrier.close()
 
 
-def main(address: str, model_dir: str, token: str, dtype: str, *numbers: str) -> None:
+def main(address: str, model_dir: str, prefix: str, dtype: str, *numbers: str) -> None:
     num_processes, *sizes = map(int, numbers)
     children = []
     for index in range(num_processes):
         if (pid := os.fork()) == 0:
-            serve(address, model_dir, token, index, (dtype, *sizes))
+            serve(address, model_dir, prefix, index, (dtype, *sizes))
             os._exit(0)
         children.append(pid)
     for pid in children:

@@ -1,58 +1,54 @@
-"""`python -m qwengyre.cell.ranks.process WHERE`: one rank of a cell, ordered by the cell over one connection.
+"""`python -m qwengyre.cell.ranks.process WHERE`: one rank of a cell, asked by the cell over one connection.
 
-WHERE is the connection's file descriptor in a child of the cell; on another machine a file with a `Joining`.
+WHERE is the connection's file descriptor and the rank (`7:1`) in a child of the cell; on another machine a file with `JoinOrders`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import socket
 import sys
-from multiprocessing.connection import Client, Connection
 from pathlib import Path
 
 import msgspec
-import torch.distributed as dist
 
-from qwengyre.cell.ranks.rank import Rank, RankSpec
-from qwengyre.cell.ranks.rendezvous import Joining
-from qwengyre.core.errors import QwenGyreError
-from qwengyre.rpc.refusal import describe
+from qwengyre.cell.ranks import api
+from qwengyre.cell.ranks.rank import TABLE, carry_out, open_rank
+from qwengyre.core.errors import ConfigError
+from qwengyre.rpc.address import TcpAddress, parse_address
+from qwengyre.rpc.channel import Channel
 from qwengyre.telemetry.log_lines import log_to
 
 
-def join(joining: Joining) -> tuple[Connection, RankSpec]:
+def join(orders: api.JoinOrders) -> tuple[Channel, api.RankSpec]:
     """Go to the cell; it answers with what this rank is to be."""
-    host, _, port = joining.at.rpartition(":")
-    connection = Client((host, int(port)), authkey=joining.secret)
-    connection.send(joining.rank)
-    spec: RankSpec = connection.recv()
-    Path(joining.ready_file).touch()
-    return connection, msgspec.structs.replace(spec, place=msgspec.structs.replace(spec.place, host=joining.host))
+    where = parse_address(orders.at)
+    if not isinstance(where, TcpAddress):
+        raise ConfigError(f"ranks of other machines are met over TCP, not at {orders.at}")
+    channel = Channel.connect(where, orders.secret, orders.timeout_s)
+    spec = channel.call(api.Join(orders.rank), api.RankSpec)
+    Path(orders.ready_file).touch()
+    return channel, msgspec.structs.replace(spec, place=msgspec.structs.replace(spec.place, host=orders.host))
 
 
-def serve(connection: Connection, spec: RankSpec) -> None:
-    """Answer orders until the cell closes the connection. What is no QwenGyreError ends the process, and with it the cell."""
+def serve(channel: Channel, spec: api.RankSpec) -> None:
+    """Until the cell closes the connection. Any error that is not a QwenGyreError ends the process, and with it the cell."""
     carrier = spec.place.open()
-    host, _, port = spec.store.rpartition(":")
-    rank = Rank(spec, carrier, dist.TCPStore(host, int(port), is_master=False))
-    try:
-        while True:
-            method, args = connection.recv()
-            try:
-                answer = rank.call(method, args)
-            except QwenGyreError as error:
-                answer = describe(error)
-            connection.send(answer)
-    except (EOFError, ConnectionError):
-        carrier.close()
+    rank = open_rank(spec, carrier)
+    with contextlib.suppress(ConnectionError):
+        channel.serve(dict.fromkeys(TABLE, functools.partial(carry_out, rank.member)))
+    carrier.close()
 
 
 def main(where: str) -> None:
     log_to(None)
-    if where.isdigit():
-        connection = Connection(int(where))
-        serve(connection, connection.recv())
+    descriptor, _, rank = where.partition(":")
+    if descriptor.isdigit():
+        channel = Channel(socket.socket(fileno=int(descriptor)))
+        serve(channel, channel.call(api.Join(int(rank)), api.RankSpec))
     else:
-        serve(*join(msgspec.json.decode(Path(where).read_bytes(), type=Joining)))
+        serve(*join(msgspec.json.decode(Path(where).read_bytes(), type=api.JoinOrders)))
 
 
 if __name__ == "__main__":

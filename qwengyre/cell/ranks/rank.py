@@ -1,7 +1,4 @@
-"""One rank of a cell's trainer: in the cell's own process (rank 0), in a child of it, or on another machine (`rank_process.py`).
-
-The orders are method names of `Rank` and `Trainer`; every rank of the cell gets each of them at the same time.
-"""
+"""One rank of a cell's trainer: in the cell's own process (rank 0), in a child of it, or on another machine (`ranks/process.py`)."""
 
 from __future__ import annotations
 
@@ -9,77 +6,79 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
+from qwengyre.cell.api import Applied, Audited, Computed, Exposed
+from qwengyre.cell.ranks import api
 from qwengyre.core.errors import TrainerError
-from qwengyre.trainer.config import TrainerConfig
-from qwengyre.trainer.members import Members, own_address
-from qwengyre.trainer.records import StepStats
+from qwengyre.rpc.server import Done
+from qwengyre.rpc.store import StoreClient
+from qwengyre.trainer.member import MemberTrainer
+from qwengyre.trainer.rendezvous import SecretStore, group_key, own_address, prove
 from qwengyre.trainer.sharded import Ranks
 from qwengyre.trainer.trainer import Trainer
-from qwengyre.transfer.api import Carrier, Exposure
-from qwengyre.transfer.carriers import CarrierPlace
+from qwengyre.transfer.api import Carrier
 
 SIOCGIFADDR: Final = 0x8915
 """Linux: the IPv4 address of a network interface (netdevice(7))."""
+MEETING_TIMEOUT_S: Final = 120.0
+"""For the ranks of a cell to find each other: they import torch and load the same model, on machines of different speed."""
 
 
-class RankSpec(msgspec.Struct, frozen=True):
-    """Everything a rank needs to start."""
-
-    rank: int
-    store: str
-    """`host:port` where rank 0 has the store in which the ranks of this cell find each other."""
-    model_dir: str
-    trainer: TrainerConfig
-    place: CarrierPlace
-    threads: int
+class OpenRank(NamedTuple):
+    member: MemberTrainer
+    store: SecretStore
+    """torch's default group of this process uses it."""
 
 
-class Rank:
-    """This rank's trainer and its membership among the ranks of the same number in the other cells."""
+def open_rank(spec: api.RankSpec, carrier: Carrier) -> OpenRank:
+    """Meet the other ranks of the cell, and load this one's shard. Raises WireError when somebody else came in place of one."""
+    torch.set_num_threads(spec.threads)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own_address(spec.store)))
+    size = spec.trainer.ranks
+    store = SecretStore(StoreClient(spec.store, spec.secret, MEETING_TIMEOUT_S))
+    dist.init_process_group("gloo", store=store, rank=spec.rank, world_size=size)
+    ranks = Ranks()
+    for name, group in (("default", dist.group.WORLD), ("mesh", ranks.mesh.get_group())):
+        prove(group, spec.rank, size, group_key(spec.secret, spec.store, f"ranks {name}"))
+    trainer = Trainer(Path(spec.model_dir), spec.trainer, carrier, ranks)
+    return OpenRank(MemberTrainer(trainer, spec.secret, shard=spec.rank), store)
 
-    def __init__(self, spec: RankSpec, carrier: Carrier, store: dist.Store) -> None:
-        torch.set_num_threads(spec.threads)
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own_address(spec.store)))
-        dist.init_process_group("gloo", store=store, rank=spec.rank, world_size=spec.trainer.ranks)
-        self.number = spec.rank
-        self.trainer = Trainer(Path(spec.model_dir), spec.trainer, carrier, Ranks())
-        self._members: Members | None = None
-        self._sum: Tensor | None = None
 
-    def call(self, method: str, args: tuple) -> Any:
-        """One order. What both have, `Rank` answers."""
-        return getattr(self if hasattr(self, method) else self.trainer, method)(*args)
+def _done(result: object) -> Done:
+    return Done()
 
-    def connect(self, rank: int, world: int, store_address: str, epoch: int, timeout_s: float) -> None:
-        self.close()
-        self._members = Members.connect(rank, world, store_address, epoch, timeout_s, shard=self.number)
 
-    def close(self) -> None:
-        if self._members is not None:
-            self._members.close()
-            self._members = None
+TABLE: Final[dict[type[msgspec.Struct], tuple[Callable[..., Any], Callable[[Any], msgspec.Struct]]]] = {
+    api.Connect: (MemberTrainer.connect, _done),
+    api.Close: (MemberTrainer.close, _done),
+    api.Pull: (MemberTrainer.pull, _done),
+    api.BeginStep: (MemberTrainer.begin_step, _done),
+    api.Compute: (MemberTrainer.compute, Computed),
+    api.Reduce: (MemberTrainer.reduce, _done),
+    api.Apply: (MemberTrainer.apply, Applied),
+    api.Expose: (MemberTrainer.expose, Exposed),
+    api.Gather: (MemberTrainer.gather, _done),
+    api.Offload: (MemberTrainer.offload, _done),
+    api.Restore: (MemberTrainer.restore, _done),
+    api.SaveWeights: (MemberTrainer.save_weights, _done),
+    api.SaveCheckpoint: (MemberTrainer.save_checkpoint, _done),
+    api.LoadCheckpoint: (MemberTrainer.load_checkpoint, _done),
+    api.Audit: (MemberTrainer.audit, Audited),
+}
+"""Request -> what carries it out, with the request's fields as arguments, and what makes the reply of its result."""
 
-    def pull(self, exposure: Exposure) -> None:
-        """Read the shard of the core's rank with this number."""
-        self.trainer.pull((exposure, *exposure.others)[self.number])
 
-    def reduce(self, num_members: int) -> None:
-        assert self._members is not None, "members are connected before they reduce"
-        self._sum = self._members.reduce(self.trainer.flat_gradient(), num_members)
-
-    def apply(self, num_executions: int, is_reduced: bool) -> StepStats:
-        stats = self.trainer.apply(num_executions, self._sum if is_reduced else None)
-        self._sum = None
-        return stats
+def carry_out(member: MemberTrainer, request: msgspec.Struct) -> msgspec.Struct:
+    method, reply = TABLE[type(request)]
+    return reply(method(member, *msgspec.structs.astuple(request)))
 
 
 def interface_of(address: str) -> str:

@@ -1,21 +1,24 @@
-"""What a cell says of itself, with stations that are fakes."""
+"""What a cell says of itself, with an engine that is a fake."""
 
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from qwengyre.cell import api
 from qwengyre.cell.cell import Cell, CellSpec
-from qwengyre.cell.kinds import NoTrainer, Stations
-from qwengyre.core.errors import CellFailed
+from qwengyre.cell.kinds import CellParts
+from qwengyre.core.errors import CellFailed, TrainerError
 from qwengyre.engines.api import Capacity, EngineStats
 from qwengyre.engines.config import EngineConfig
 from qwengyre.trainer.config import TrainerConfig
+from qwengyre.transfer.api import Exposure
 from qwengyre.transfer.config import TransferConfig
+
+SNAPSHOT = Exposure("shm", "weights", (), 0, 0, 0)
 
 
 class FakeEngine:
@@ -31,13 +34,11 @@ class FakeEngine:
     async def close(self) -> None: ...
 
 
-def test_a_cell_whose_engine_ended_by_itself_is_not_well(tmp_path, prefix):
-    """Its process lives and answers; calls that are sent there would wait for nothing."""
-    engine = FakeEngine()
-    spec = CellSpec(
+def spec_in(folder: Path, prefix: str) -> CellSpec:
+    return CellSpec(
         cell=1,
         incarnation=0,
-        model_dir=str(tmp_path),
+        model_dir=str(folder),
         segment_prefix=prefix,
         secret=b"t",
         threads=1,
@@ -48,13 +49,46 @@ def test_a_cell_whose_engine_ended_by_itself_is_not_well(tmp_path, prefix):
         transfer=TransferConfig(carrier="shm"),
         host="127.0.0.1",
     )
-    cell = Cell(spec, lambda *_: Stations(engine, NoTrainer(), lambda *_: SimpleNamespace(), dict))
+
+
+def test_a_cell_whose_engine_ended_by_itself_is_not_well(tmp_path, prefix):
+    """Its process lives and answers; calls that are sent there would wait for nothing."""
+    engine = FakeEngine()
+    cell = Cell(spec_in(tmp_path, prefix), lambda *_: CellParts(engine, None))
 
     async def body():
         assert (await cell.handle(api.CellRequest(0, api.Health()))).engine == engine.now
         engine.now = msgspec.structs.replace(engine.now, failure="its thread died")
         with pytest.raises(CellFailed, match="its thread died"):
             await cell.handle(api.CellRequest(0, api.Health()))
+        await cell.close()
+
+    asyncio.run(body())
+
+
+TRAINING = [
+    api.OfferStore(),
+    api.ConnectMembers(0, "", (1,)),
+    api.EnterTraining(),
+    api.EnterRollout(SNAPSHOT, 0),
+    api.BeginStep(0, None),
+    api.Reduce(1),
+    api.Apply(1),
+    api.ExposeSnapshot(0, is_publish=True),
+    api.SaveSnapshot("", 0),
+    api.LoadCheckpoint(""),
+    api.Audit((), ""),
+]
+
+
+@pytest.mark.parametrize("operation", TRAINING, ids=lambda operation: type(operation).__name__)
+def test_a_standalone_engine_refuses_by_name_what_is_for_a_trainer_and_touches_nothing(tmp_path, prefix, operation):
+    engine = FakeEngine()  # any use of it would be an AttributeError
+    cell = Cell(spec_in(tmp_path, prefix), lambda *_: CellParts(engine, None))
+
+    async def body():
+        with pytest.raises(TrainerError, match=f"a standalone engine has no trainer: {type(operation).__name__}"):
+            await cell.handle(api.CellRequest(0, operation))
         await cell.close()
 
     asyncio.run(body())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from qwengyre.cell.kinds import Home, build_stations
-from qwengyre.cell.ranks.rendezvous import Meeting
-from qwengyre.core.errors import ConfigError, TrainerError
+from qwengyre.cell.home import Home
+from qwengyre.cell.kinds import build_parts
+from qwengyre.core.errors import ConfigError
 from qwengyre.engines.config import EngineConfig
 from qwengyre.paced.engine import PacedEngine
 from qwengyre.paced.trainer import PacedTrainer
@@ -27,26 +27,22 @@ def build(tmp_path, prefix):
 
     def make(kind: str, trainer: TrainerConfig | None):
         plan = str(tmp_path / "plan.json") if kind == "paced" else ""
-        return build_stations(model, EngineConfig(engine=kind, paced_plan=plan), trainer, Home(carrier, place, 1, Meeting()))
+        return build_parts(model, EngineConfig(engine=kind, paced_plan=plan), trainer, Home(carrier, place, 1, b"secret"))
 
     yield make
     carrier.close()
 
 
 def test_paced_cell_trains_and_serves(build):
-    stations = build("paced", TrainerConfig())
-    assert isinstance(stations.engine, PacedEngine)
-    assert isinstance(stations.trainer, PacedTrainer)
-    assert list(stations.publishable()) == ["weights"]
+    engine, trainer = build("paced", TrainerConfig())
+    assert isinstance(engine, PacedEngine)
+    assert isinstance(trainer, PacedTrainer)
+    assert list(trainer.publishable()) == ["weights"]
 
 
-def test_standalone_engine_refuses_a_trainers_work_by_name(build):
-    stations = build("paced", None)
-    stations.trainer.offload()
-    with pytest.raises(TrainerError, match="standalone engine has no trainer: begin_step"):
-        stations.trainer.begin_step(3)
-    with pytest.raises(TrainerError, match="connect_members"):
-        stations.connect_members(0, 2, "", 0, 1.0)
+def test_standalone_engine_has_no_trainer(build):
+    engine, trainer = build("paced", None)
+    assert isinstance(engine, PacedEngine) and trainer is None
 
 
 def test_engine_that_no_cell_can_have(build):

@@ -68,7 +68,7 @@ def test_an_operation_carries_the_incarnation_and_has_its_reply():
 
 REFUSED = [
     NonFiniteLoss("tiny", execution="e000001-0", path=2, what="loss is nan"),
-    MembershipBroken(rank=1, epoch=3, num_members=2, reason="late"),
+    MembershipBroken(rank=1, membership=3, num_members=2, reason="late"),
     StaleRead("released"),
 ]
 

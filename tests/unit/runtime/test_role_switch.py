@@ -9,7 +9,7 @@ import pytest
 
 from qwengyre.cell import api
 from qwengyre.cell.cell import Cell, CellSpec
-from qwengyre.cell.kinds import Stations
+from qwengyre.cell.kinds import CellParts
 from qwengyre.core.errors import CellFailed, EngineError, StaleRead, TrainerError
 from qwengyre.engines.config import EngineConfig
 from qwengyre.trainer.config import TrainerConfig
@@ -62,7 +62,7 @@ def switch(station: Station, *operations: api.Operation) -> dict[str, float]:
 
     async def main() -> dict[str, float]:
         errors, station.errors = station.errors, {}
-        cell = Cell(SPEC, lambda *_: Stations(Engine(station), Trainer(station), lambda *_: None, dict))
+        cell = Cell(SPEC, lambda *_: CellParts(Engine(station), Trainer(station)))
         station.errors, phases_s = errors, {}
         try:
             for operation in operations:

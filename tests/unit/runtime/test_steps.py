@@ -16,7 +16,7 @@ from qwengyre.scheduler import commands as cmd
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.transfer.api import Exposure
 
-BROKEN = MembershipBroken(rank=0, epoch=1, num_members=2, reason="late")
+BROKEN = MembershipBroken(rank=0, membership=1, num_members=2, reason="late")
 
 
 def exposure(version: int) -> Exposure:
@@ -46,7 +46,7 @@ class FakeFleet:
         match operation:
             case api.ExposeSnapshot():
                 return api.Exposed(exposure(operation.version))
-            case api.OfferPort():
+            case api.OfferStore():
                 return api.Offered(f"10.0.0.{cell}:7")
         return api.Done()
 
@@ -87,7 +87,7 @@ class TestCloseStep:
             made.regroup((0, 1, 2))
             await made.close_step(4, (0, 1))
             assert fleet.told(api.ConnectMembers) == [0, 1, 2]
-            assert {op.store_address for _, op in fleet.calls if isinstance(op, api.ConnectMembers)} == {"10.0.0.0:7"}
+            assert {op.store for _, op in fleet.calls if isinstance(op, api.ConnectMembers)} == {"10.0.0.0:7"}
             assert fleet.told(api.Reduce) == [0, 1]
 
         run(body)
@@ -105,8 +105,8 @@ class TestCloseStep:
             fleet.answers[api.Reduce] = reduce
             made.regroup((0, 1, 2))
             await made.close_step(4, (0, 1))
-            epochs = [op.membership_epoch for _, op in fleet.calls if isinstance(op, api.ConnectMembers)]
-            assert epochs == [1, 1, 1, 2, 2, 2]
+            memberships = [op.membership for _, op in fleet.calls if isinstance(op, api.ConnectMembers)]
+            assert memberships == [1, 1, 1, 2, 2, 2]
 
         run(body)
 
@@ -161,7 +161,7 @@ class TestCloseStep:
             made, fleet = steps()
 
             async def connect(cell, operation):
-                if 2 in operation.order and cell == 2:
+                if 2 in operation.cell_order and cell == 2:
                     raise fleet.lose(2)
                 return api.Done()
 
@@ -178,7 +178,7 @@ class TestCloseStep:
             gate = asyncio.Event()
 
             async def connect(cell, operation):
-                if operation.membership_epoch == 1:
+                if operation.membership == 1:
                     await gate.wait()
                 return api.Done()
 

@@ -1,0 +1,29 @@
+"""What the process of a cell offers its engine and its trainer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from qwengyre.transfer.api import Carrier
+from qwengyre.transfer.carriers import CarrierPlace
+
+
+class RanksElsewhere(NamedTuple):
+    """The ranks of this cell that are not children of its process."""
+
+    num_here: int = 0
+    """How many of the ranks run on this machine, the cell's own process included; 0: all."""
+    address_file: str = ""
+    """Where the cell writes at which address it waits for the others."""
+    timeout_s: float = 0.0
+    """Longest wait for them."""
+
+
+class Home(NamedTuple):
+    carrier: Carrier
+    place: CarrierPlace
+    """Where `carrier` was opened, for the other processes of the cell."""
+    threads: int
+    secret: bytes
+    """The run's."""
+    elsewhere: RanksElsewhere = RanksElsewhere()

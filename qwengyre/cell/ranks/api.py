@@ -1,0 +1,116 @@
+"""What a cell and its ranks say to one another. A rank joins; from then on the cell asks and the rank replies.
+
+Every rank of a cell gets each request at the same time: its trainer takes part in every collective.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from qwengyre.core.records import MicroStep
+from qwengyre.trainer.api import Membership
+from qwengyre.trainer.config import TrainerConfig
+from qwengyre.transfer.api import Exposure
+from qwengyre.transfer.carriers import CarrierPlace
+
+
+class JoinOrders(msgspec.Struct, frozen=True):
+    """What a launcher tells a rank on another machine, in a file for this user only."""
+
+    rank: int
+    at: str
+    """`tcp://HOST:PORT` where the cell waits for its ranks."""
+    secret: bytes
+    """The run's: both sides prove that they know it before anything is said."""
+    host: str
+    """Address of this machine: its shard is read there."""
+    timeout_s: float
+    """Longest wait for the cell."""
+    ready_file: str
+    """Written when the cell has let this rank in."""
+
+
+class Join(msgspec.Struct, frozen=True, tag=True):
+    """A rank to its cell; the reply is what it is to be."""
+
+    rank: int
+
+
+class RankSpec(msgspec.Struct, frozen=True, tag=True):
+    """Everything a rank needs to start."""
+
+    rank: int
+    store: str
+    """`tcp://HOST:PORT` of the store in which the ranks of this cell find each other."""
+    secret: bytes
+    model_dir: str
+    trainer: TrainerConfig
+    place: CarrierPlace
+    threads: int
+
+
+class Connect(msgspec.Struct, frozen=True, tag=True):
+    membership: Membership
+
+
+class Close(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Pull(msgspec.Struct, frozen=True, tag=True):
+    snapshot: Exposure
+
+
+class BeginStep(msgspec.Struct, frozen=True, tag=True):
+    step: int
+
+
+class Compute(msgspec.Struct, frozen=True, tag=True):
+    micro_step: MicroStep
+
+
+class Reduce(msgspec.Struct, frozen=True, tag=True):
+    num_members: int
+
+
+class Apply(msgspec.Struct, frozen=True, tag=True):
+    num_executions: int
+
+
+class Expose(msgspec.Struct, frozen=True, tag=True):
+    version: int
+    incarnation: int
+
+
+class Gather(msgspec.Struct, frozen=True, tag=True):
+    """Bring the whole weights together on rank 0."""
+
+
+class Offload(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class Restore(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class SaveWeights(msgspec.Struct, frozen=True, tag=True):
+    path: str
+
+
+class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    directory: str
+    step: int
+    files: str
+    extra: dict[str, Any]
+
+
+class LoadCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    directory: str
+
+
+class Audit(msgspec.Struct, frozen=True, tag=True):
+    micro_steps: tuple[MicroStep, ...]
+    snapshots_dir: str
