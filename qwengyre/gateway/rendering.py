@@ -6,18 +6,21 @@ Only where the template cannot go on (it strips old reasoning, say) everything i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from renderers.base import Renderer, ToolCallParseStatus
-from renderers.qwen3 import Qwen3Renderer
+from renderers.base import ParsedToolCall, Renderer, ToolCallParseStatus
 
 from qwengyre.core.arrays import TOKEN
 from qwengyre.core.errors import ConfigError
-from qwengyre.gateway.protocol.parse import Grammar, NewToolId, Parsed, ParsedBlock, Parser, Qwen3Parser, WholeParser
+from qwengyre.gateway.protocol.answer import AnswerStart, Parsed, ParsedBlock, Parser
+from qwengyre.gateway.protocol.calls import IsString
+from qwengyre.gateway.protocol.parse import WholeParser
+from qwengyre.gateway.protocol.said import NewToolId, json_text
+from qwengyre.gateway.templates.formats import keeps_white_space, new_parser_for
 from qwengyre.gateway.templates.found import settings_for
 from qwengyre.gateway.templates.make import Settings, make_renderer
 from qwengyre.gateway.tokenizer import FastTokenizer
@@ -25,6 +28,11 @@ from qwengyre.trajectory.match import Turn
 
 TAIL_TOKENS = 4096
 """How much of a prompt the bridge may look at. Renderers look for the last turn's opening only."""
+
+
+PARSED_TAIL_TOKENS = 128
+"""How much of a prompt tells in which channel the answer begins: more than any generation prompt has."""
+KEPT_TOOL_LISTS = 256
 
 
 class How(Enum):
@@ -46,9 +54,10 @@ class Rendered(msgspec.Struct, frozen=True):
 
 class Rendering:
     def __init__(self, tokenizer: FastTokenizer, renderer: Renderer):
-        self.tokenizer, self._renderer = tokenizer, renderer
+        self.tokenizer, self.renderer = tokenizer, renderer
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
-        self._grammar = _qwen3_grammar(tokenizer, renderer)
+        self._new_parser = new_parser_for(tokenizer, renderer)
+        self._string_parameters = StringParameters()
 
     @classmethod
     def from_folder(cls, model: str | Path, renderer: Settings) -> Rendering:
@@ -66,7 +75,7 @@ class Rendering:
 
     def render(self, turns: Sequence[Turn], tools: Sequence[dict]) -> np.ndarray:
         """int32 (T,): the whole context, ready for the answer."""
-        ids = self._renderer.render_ids(self._messages(turns), tools=list(tools) or None, add_generation_prompt=True)
+        ids = self.renderer.render_ids(self._messages(turns), tools=list(tools) or None, add_generation_prompt=True)
         return np.asarray(ids, dtype=TOKEN)
 
     def extend(
@@ -89,39 +98,41 @@ class Rendering:
 
     def parser(self, new_tool_id: NewToolId, prompt_tail: Sequence[int], tools: Sequence[dict]) -> Parser:
         """A streaming parser for one answer to the prompt that ends with `prompt_tail`."""
+        tail = list(prompt_tail[-PARSED_TAIL_TOKENS:])
 
         def parse_whole(token_ids: Sequence[int]) -> Parsed:
-            return self.parse_whole(token_ids, prompt_tail, tools)
+            return self.parse_whole(token_ids, tail, tools)
 
-        if self._grammar is None:
+        if self._new_parser is None:
             return WholeParser(parse_whole, new_tool_id)
-        prefilled = isinstance(self._renderer, Qwen3Renderer) and _opens_reasoning(prompt_tail, self._grammar)
-        return Qwen3Parser(self._grammar, self.tokenizer.decode, parse_whole, new_tool_id, prefilled=prefilled)
+        start = AnswerStart(
+            decode=self.tokenizer.decode,
+            parse_whole=parse_whole,
+            new_tool_id=new_tool_id,
+            is_reasoning=self.renderer.parse_response([], prompt_ids=tail).reasoning_complete is False,
+            is_string=self._string_parameters.of(tools),
+        )
+        return self._new_parser(start, tail)
 
     def parse_whole(self, token_ids: Sequence[int], prompt_tail: Sequence[int], tools: Sequence[dict]) -> Parsed:
         """The whole answer as the renderer reads it; all of it as text where the renderer fails on what the policy wrote."""
         try:
-            parsed = self._renderer.parse_response(list(token_ids), tools=list(tools) or None, prompt_ids=list(prompt_tail))
+            parsed = self.renderer.parse_response(list(token_ids), tools=list(tools) or None, prompt_ids=list(prompt_tail))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             ids = [token for token in token_ids if token not in self.stop_token_ids]
             return Parsed(text=self.tokenizer.decode(ids).strip(), reasoning="", is_reasoning_open=False, blocks=())
-        blocks = []
-        for call in parsed.tool_calls:
-            arguments = call.arguments if isinstance(call.arguments, str) else msgspec.json.encode(call.arguments or {}).decode()
-            is_valid = call.status in (ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL)
-            blocks.append(ParsedBlock(raw=call.raw, name=call.name, arguments=arguments, is_valid=is_valid))
         return Parsed(
-            text=parsed.content,
+            text=parsed.content if keeps_white_space(self.renderer) else parsed.content.strip(),
             reasoning=(parsed.reasoning_content or "").strip(),
             is_reasoning_open=parsed.reasoning_complete is False,
-            blocks=tuple(blocks),
+            blocks=tuple(_block(call) for call in parsed.tool_calls),
         )
 
     def _bridge(self, row_T: np.ndarray, num_sampled: int, new: Sequence[Turn], tools: Sequence[dict]) -> Rendered | None:
         num_prompt = len(row_T) - num_sampled
         first = max(0, num_prompt - TAIL_TOKENS)
         prompt, completion = row_T[first:num_prompt].tolist(), row_T[num_prompt:].tolist()
-        bridged = self._renderer.bridge_to_next_turn(prompt, completion, self._messages(new), tools=list(tools) or None)
+        bridged = self.renderer.bridge_to_next_turn(prompt, completion, self._messages(new), tools=list(tools) or None)
         if bridged is None:
             return None
         ids, seen = bridged.token_ids, prompt + completion
@@ -131,7 +142,7 @@ class Rendering:
         return Rendered(how=How.BRIDGED, keep=first + keep, new_T=np.asarray(ids[keep:], dtype=TOKEN))
 
     def _splice(self, row_T: np.ndarray, turns: Sequence[Turn], num_answered: int, tools: Sequence[dict]) -> Rendered | None:
-        rendered = self._renderer.render(self._messages(turns), tools=list(tools) or None, add_generation_prompt=True)
+        rendered = self.renderer.render(self._messages(turns), tools=list(tools) or None, add_generation_prompt=True)
         if len(rendered.sampled_mask) != len(rendered.token_ids):
             return None
         answered = num_answered - 1
@@ -163,24 +174,36 @@ def _message(turn: Turn) -> dict:
     return message
 
 
-def _qwen3_grammar(tokenizer: FastTokenizer, renderer: Renderer) -> Grammar | None:
-    """The markers of the Qwen3 format, or None when this renderer speaks another one."""
-    if type(renderer) is not Qwen3Renderer:
-        return None
-    ids: Callable[[str], int | None] = tokenizer.convert_tokens_to_ids
-    found = [ids(marker) for marker in ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_start|>")]
-    if any(marker is None for marker in found):
-        return None
-    think, think_end, tool, tool_end, header = found
-    stops = frozenset(renderer.get_stop_token_ids())
-    return Grammar(think=think, think_end=think_end, tool=tool, tool_end=tool_end, stops=stops, header=header)
+def _block(call: ParsedToolCall) -> ParsedBlock:
+    """A call as it was written: a tool that nobody offered, or a value of another type than was declared, is the harness's to refuse."""
+    has_arguments = call.status in (ToolCallParseStatus.OK, ToolCallParseStatus.UNKNOWN_TOOL) or (
+        call.status is ToolCallParseStatus.INVALID_JSON and isinstance(call.arguments, dict)
+    )
+    arguments = call.arguments if isinstance(call.arguments, str) else json_text(call.arguments or {})
+    return ParsedBlock(raw=call.raw, name=call.name, arguments=arguments, is_valid=has_arguments and bool(call.name))
 
 
-def _opens_reasoning(prompt_tail: Sequence[int], grammar: Grammar) -> bool:
-    """Whether the generation prompt ends inside an opened reasoning block."""
-    for token in reversed(prompt_tail):
-        if token == grammar.think:
-            return True
-        if token == grammar.think_end or token in grammar.stops or token == grammar.header:
-            return False
-    return False
+class StringParameters:
+    """Which parameters are declared as strings, of the tool lists that were seen last."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Sequence[dict], frozenset[tuple[str, str]]]] = {}
+
+    def of(self, tools: Sequence[dict]) -> IsString:
+        known = self._known.get(id(tools))
+        if known is None or known[0] is not tools:
+            known = self._known[id(tools)] = tools, frozenset(_declared_strings(tools))
+            if len(self._known) > KEPT_TOOL_LISTS:
+                del self._known[next(iter(self._known))]
+        strings = known[1]
+        return lambda tool, parameter: (tool, parameter) in strings
+
+
+def _declared_strings(tools: Sequence[dict]) -> Iterator[tuple[str, str]]:
+    for tool in tools:
+        function = tool.get("function", tool)
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        for name, schema in (properties if isinstance(properties, dict) else {}).items():
+            if isinstance(schema, dict) and schema.get("type") in ("string", ["string"]):
+                yield function["name"], name

@@ -11,13 +11,15 @@ CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(*, has_markup: bool = True) -> Tokenizer:
+    """Without `has_markup` only `CONTROL` are tokens of their own."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP])
+    if has_markup:
+        tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP])
     return tokenizer
 
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 Decode = Callable[[Sequence[int]], str]
 BROKEN = "\ufffd"
+
+
+class Trim(Protocol):
+    """Takes a text in pieces and gives it back without what does not count at its ends."""
+
+    def push(self, piece: str) -> str: ...
 
 
 CHARACTER_BYTES = 4
@@ -57,21 +64,83 @@ class Detokenizer:
 
 
 class Trimmed:
-    """`str.strip` of a text that arrives in pieces: outer whitespace never leaves."""
+    """`str.strip(chars)` of a text that arrives in pieces: its ends never leave. Without `chars` whitespace, with "" nothing."""
 
-    __slots__ = ("_begun", "_held")
+    __slots__ = ("_begun", "_chars", "_held")
 
-    def __init__(self) -> None:
-        self._begun, self._held = False, ""
+    def __init__(self, chars: str | None = None) -> None:
+        self._chars, self._begun, self._held = chars, False, ""
 
     def push(self, piece: str) -> str:
         text = self._held + piece
         if not self._begun:
-            text = text.lstrip()
+            text = text.lstrip(self._chars)
             self._begun = bool(text)
-        kept = text.rstrip()
+        kept = text.rstrip(self._chars)
         self._held = text[len(kept) :]
         return kept
+
+
+class Unblank:
+    """A text that is left as it is, unless there is nothing but white space in it."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held: str | None = ""
+
+    def push(self, piece: str) -> str:
+        if self._held is None:
+            return piece
+        text = self._held + piece
+        self._held = text if text.isspace() or not text else None
+        return text if self._held is None else ""
+
+
+class Marked:
+    """Finds markers in a text that arrives in pieces, and holds back what may still become one.
+
+    >>> found = Marked(("<a>", "</a>"))
+    >>> found.push("x<"), found.push("a>y<b"), found.flush()
+    ([('x', '')], [('', '<a>'), ('y<b', '')], '')
+    """
+
+    def __init__(self, markers: Sequence[str]):
+        self._markers = tuple(sorted(markers, key=len, reverse=True))
+        self._first = frozenset(marker[0] for marker in markers)
+        self._held = ""
+
+    def push(self, piece: str) -> list[tuple[str, str]]:
+        """Pairs of text and the marker after it; the last one may have none."""
+        text, found = self._held + piece, []
+        if self._first.isdisjoint(text):
+            return [(text, "")]
+        while True:
+            places = [(at, marker) for marker in self._markers if (at := text.find(marker)) >= 0]
+            if not places:
+                break
+            at, marker = min(places, key=lambda place: (place[0], -len(place[1])))
+            found.append((text[:at], marker))
+            text = text[at + len(marker) :]
+        keep = len(text) - may_begin(text, self._markers)
+        self._held = text[keep:]
+        if keep:
+            found.append((text[:keep], ""))
+        return found
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+def may_begin(text: str, markers: Sequence[str]) -> int:
+    """How many last characters of `text` are a proper beginning of a marker."""
+    longest = max(map(len, markers), default=1) - 1
+    tail = text[-longest:] if longest else ""
+    for at, char in enumerate(tail):
+        if any(marker[0] == char and len(marker) > len(tail) - at and marker.startswith(tail[at:]) for marker in markers):
+            return len(tail) - at
+    return 0
 
 
 class StopStrings:
@@ -102,18 +171,10 @@ class StopStrings:
             at, self.found = min(places)
             self._held = ""
             return text[:at]
-        keep = len(text) - self._may_begin(text)
+        keep = len(text) - may_begin(text, self._stops)
         self._held = text[keep:]
         return text[:keep]
 
     def flush(self) -> str:
         held, self._held = self._held, ""
         return held
-
-    def _may_begin(self, text: str) -> int:
-        """How many last characters are a proper beginning of a stop string."""
-        longest = max(len(stop) for stop in self._stops) - 1
-        for length in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0

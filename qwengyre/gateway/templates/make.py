@@ -1,4 +1,4 @@
-"""Renderers of the `renderers` package by name and settings, and our own in place of its `default`."""
+"""Renderers of the `renderers` package by name and settings, and our own in place of its `default` and its gpt-oss."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 
 import renderers
-from openai_harmony import HarmonyError
 from renderers.base import Renderer
 from renderers.default import DefaultRenderer
 from renderers.parsers import TOOL_PARSERS
 
 from qwengyre.core.errors import ConfigError
 from qwengyre.gateway.templates.families import family_of
+from qwengyre.gateway.templates.harmony import HarmonyRenderer
 from qwengyre.gateway.templates.jinja import DATE
 from qwengyre.gateway.templates.own import OwnTemplateRenderer
 from qwengyre.gateway.templates.reader import Calls, find_calls
@@ -53,8 +53,10 @@ def make_renderer(tokenizer: FastTokenizer, settings: Settings) -> Renderer:
         config = classes[name](**{**_dated(name), **settings})
         if isinstance(config, renderers.DefaultRendererConfig):
             return _make_default(tokenizer, config)
+        if isinstance(config, renderers.GptOssRendererConfig):
+            return HarmonyRenderer(tokenizer, config)
         return renderers.create_renderer(tokenizer, config)
-    except (AssertionError, HarmonyError, ImportError, KeyError, TypeError, ValueError) as error:
+    except (AssertionError, ImportError, KeyError, TypeError, ValueError) as error:
         raise _unusable(tokenizer, " ".join(str(error).split())) from error
 
 

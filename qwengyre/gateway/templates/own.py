@@ -39,8 +39,7 @@ class OwnTemplateRenderer(DefaultRenderer):
     def parse_response(
         self, token_ids: list[int], *, tools: list[ToolSpec] | None = None, prompt_ids: list[int] | None = None
     ) -> ParsedResponse:
-        if self.reader is None:
-            return super().parse_response(token_ids, tools=tools, prompt_ids=prompt_ids)
         stops = set(self.get_stop_token_ids())
         end = next((at for at, token in enumerate(token_ids) if token in stops), len(token_ids))
-        return self.reader.parse_response(token_ids[:end], tools=tools, prompt_ids=prompt_ids)
+        parse = super().parse_response if self.reader is None else self.reader.parse_response
+        return parse(token_ids[:end], tools=tools, prompt_ids=prompt_ids)
