@@ -19,7 +19,6 @@ from qwengyre.core.state_machine import advance
 from qwengyre.engines.api import Engine, GenerateRequest, Sampling, TokenChunk
 from qwengyre.gateway.answer_log import AnswerLog, Reader
 from qwengyre.gateway.call_tokens import CallTokens
-from qwengyre.gateway.protocol.answer import Parser
 from qwengyre.gateway.protocol.deltas import Ending, EndReason, Usage
 from qwengyre.gateway.protocol.request import ModelRequest
 from qwengyre.gateway.records import Ended, Sampled

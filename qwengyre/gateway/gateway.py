@@ -18,9 +18,9 @@ from qwengyre.gateway.call_tokens import CallTokens
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.hints import HintReader
 from qwengyre.gateway.keys import Keys, derive, fingerprint
+from qwengyre.gateway.protocol.answer import Parser
 from qwengyre.gateway.protocol.deltas import TextDelta
 from qwengyre.gateway.protocol.fields import InvalidRequest
-from qwengyre.gateway.protocol.parse import Parser
 from qwengyre.gateway.protocol.request import Calls, ModelRequest
 from qwengyre.gateway.protocol.wanted import CallsAsText
 from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled

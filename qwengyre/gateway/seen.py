@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from qwengyre.gateway.answer_log import AnswerLog
+from qwengyre.gateway.protocol.answer import Parser
 from qwengyre.gateway.protocol.deltas import AnswerSoFar
-from qwengyre.gateway.protocol.parse import Parser
 from qwengyre.gateway.protocol.text import BROKEN, Decode
 from qwengyre.trajectory.match import Turn
 
