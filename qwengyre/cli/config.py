@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from qwengyre.cli.output import say, say_data
 from qwengyre.config.dump import dump_toml
 from qwengyre.config.dump import explain as explain_struct
 from qwengyre.core.errors import QwenGyreError
@@ -25,7 +26,7 @@ def explain(
     ] = "",
 ) -> None:
     """Print every key of a run file with its meaning, type and default."""
-    typer.echo(explain_struct(RunConfig, only), nl=False)
+    say_data(explain_struct(RunConfig, only))
 
 
 def check(
@@ -42,7 +43,7 @@ def check(
     reading = read_run(run_file, overrides or [])
     config = reading.value
     if show and config is not None:
-        typer.echo(dump_toml(config), nl=False)
+        say_data(dump_toml(config))
     mistakes: list[QwenGyreError] = list(reading.mistakes)
     if config is not None:
         wrong = {mistake.key for mistake in reading.mistakes}  # of a key that is wrong, its default says nothing
@@ -52,6 +53,6 @@ def check(
         raise ExceptionGroup(str(run_file), mistakes)
     for mistake in mistakes:
         raise mistake
-    typer.echo(f"{run_file}: ok\n  {size_of(config)}")
+    say(f"{run_file}: ok\n  {size_of(config)}")
     for note in worth_knowing(config):
-        typer.echo(f"  note: {note}")
+        say(f"  note: {note}")

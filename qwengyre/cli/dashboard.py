@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from qwengyre.cli.output import say
 from qwengyre.telemetry.folder import RunFolder
 
 
@@ -20,5 +21,5 @@ def dashboard(
     from qwengyre.dashboard.server import HOST, dashboard_app, listen, serve
 
     listener = listen(port)
-    typer.echo(f"http://{HOST}:{listener.getsockname()[1]}/  shows {folder.path}; Ctrl-C ends it")
+    say(f"http://{HOST}:{listener.getsockname()[1]}/  shows {folder.path}; Ctrl-C ends it")
     serve(dashboard_app(folder, refresh_s=refresh_s), listener)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from qwengyre.bench.output import STDOUT, JsonTarget, write_json
+from qwengyre.cli.output import say
 from qwengyre.core.errors import ConfigError
 from qwengyre.doctor.finding import Finding, examine
 
@@ -51,9 +52,9 @@ def show(findings: list[Finding]) -> None:
     width = max(len(finding.what) for finding in findings)
     for node in dict.fromkeys(finding.node for finding in findings):
         if node:
-            typer.secho(f"\n{node}", bold=True)
+            say(f"\n{node}", bold=True)
         for finding in (finding for finding in findings if finding.node == node):
             verdict = typer.style(f"{finding.verdict:<8}", fg=COLORS[finding.verdict], bold=True)
-            typer.echo(f"{verdict}{finding.what:<{width}}  {finding.found}")
+            say(f"{finding.what:<{width}}  {finding.found}", lead=verdict)
             if finding.todo:
-                typer.echo(f"{'':8}{'':{width}}  {finding.todo}")
+                say(f"{'':8}{'':{width}}  {finding.todo}")

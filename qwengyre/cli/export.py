@@ -12,7 +12,7 @@ import typer
 
 from qwengyre.cli.chat_rows import Chatml, ParsedAnswer, chat_row
 from qwengyre.cli.options import named_as
-from qwengyre.cli.output import replaced
+from qwengyre.cli.output import replaced, say
 from qwengyre.cli.run_context import RunSettings, find_tokenizer, load_harness_rules, run_settings
 from qwengyre.cli.run_records import RecordedExecution, RunSources, Scores, last_attempts, open_run, read_scores
 from qwengyre.core.arrays import FLAG, LOGPROB, TOKEN, VERSION, unpack
@@ -99,7 +99,7 @@ def export(
         chatml = open_chatml(folder, {"name": renderer} if renderer else settings.renderer)
         with replaced(out) as part, open(part, "w", encoding="utf-8") as file:
             num_rows = write_chat(wanted, file, chatml)
-    typer.echo(f"wrote {num_rows:,} trajectories to {out}")
+    say(f"wrote {num_rows:,} trajectories to {out}")
 
 
 def _rows(

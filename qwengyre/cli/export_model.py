@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 import typer
 from safetensors import SafetensorError
 
+from qwengyre.cli.output import say
 from qwengyre.config.recorded import RecordedConfig
 from qwengyre.core.errors import ConfigError
 from qwengyre.engines.config import EngineConfig
@@ -50,8 +51,8 @@ def export_model(
             f"there is no policy of step {chosen}: this run has {_ranges(known)}", file=str(folder.path), key="--step"
         )
     _write(known[chosen], out)
-    typer.echo(f"wrote the policy after step {chosen} to {out}")
-    typer.echo(f"serve it with `vllm serve {shlex.quote(str(out))}`, or train on from it: policy.model = {str(out)!r}")
+    say(f"wrote the policy after step {chosen} to {out}")
+    say(f"serve it with `vllm serve {shlex.quote(str(out))}`, or train on from it: policy.model = {str(out)!r}")
 
 
 def policies(folder: RunFolder) -> dict[int, Source]:

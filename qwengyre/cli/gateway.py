@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from qwengyre.cli.options import named_as
+from qwengyre.cli.output import say
 from qwengyre.core.errors import ConfigError, EngineError, EngineUnavailable
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.completions import CompletionsEngine, ServedModel, served_models
@@ -94,9 +95,9 @@ async def serve_alone(config: GatewayProcessConfig, target: Target, names: list[
                 execution.route.set(SERVER)
                 base = f"http://{config.host}:{server.listening.port}{execution.keys.path}"
                 anthropic = base.removesuffix("/v1")
-                typer.echo(f"{name}: OPENAI_BASE_URL={base} ANTHROPIC_BASE_URL={anthropic} API_KEY={execution.keys.key}")
+                say(f"{name}: OPENAI_BASE_URL={base} ANTHROPIC_BASE_URL={anthropic} API_KEY={execution.keys.key}")
             await server.stop.wait()
-    typer.echo(f"records: {config.journal}")
+    say(f"records: {config.journal}")
 
 
 async def _served(http: httpx.AsyncClient, target: Target, config: GatewayProcessConfig) -> ServedModel:
@@ -105,7 +106,7 @@ async def _served(http: httpx.AsyncClient, target: Target, config: GatewayProces
     try:
         models = await served_models(http)
     except EngineUnavailable as error:
-        typer.echo(f"{error}: calls are held until {wanted!r} is served there", err=True)
+        say(f"{error}: calls are held until {wanted!r} is served there", err=True)
         return ServedModel(wanted)
     except EngineError as error:
         raise ConfigError(str(error), key="--engine") from error

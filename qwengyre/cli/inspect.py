@@ -15,11 +15,13 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from qwengyre.cli.output import write_text
+from qwengyre.cli.output import say_data, write_text
 from qwengyre.cli.run_context import find_tokenizer, load_harness_rules, run_settings, text_decoder
 from qwengyre.cli.run_records import RecordedExecution, Scores, find_execution, last_attempts, open_run, read_scores
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.records import Role
+from qwengyre.core.text import one_line
+from qwengyre.dashboard.terminal import SafeConsole
 from qwengyre.dashboard.tree_page import tree_page
 from qwengyre.dashboard.tree_rows import NodeRow, numbers, short, tree_rows
 from qwengyre.runtime.records import ExecutionDone
@@ -81,7 +83,7 @@ def inspect(
         lines.sort(key=lambda line: line.execution)
         if as_json:
             for line in lines:
-                typer.echo(msgspec.json.encode(line).decode())
+                say_data(msgspec.json.encode(line).decode() + "\n")
         else:
             _print(lambda console: _listing(lines, console))
         return
@@ -105,7 +107,7 @@ def _refuse_useless(execution: str | None, of_one: Mapping[str, object], as_json
 
 def _print(draw: Callable[[Console], RenderableType]) -> None:
     """On a terminal in its width, else whatever the width."""
-    console = Console()
+    console = SafeConsole()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     console.print(draw(console))
@@ -159,7 +161,7 @@ def _table(lines: list[ExecutionLine], columns: list[Column]) -> Table:
     for column in columns:
         table.add_column(column.name, justify="right" if column.is_number else "left", no_wrap=True)
     for line in lines:
-        table.add_row(*(column.show(line) for column in columns))
+        table.add_row(*(Text(one_line(column.show(line))) for column in columns))
     return table
 
 
@@ -192,7 +194,7 @@ def _facts(line: ExecutionLine) -> str:
     parts = [line.task, reward, f"{line.end}{time}", f"{line.num_calls:,} calls", f"{line.num_distinct_tokens:,} distinct tokens"]
     if line.harness:
         parts.append(f"harness {line.harness}")
-    return " · ".join(part for part in parts if part)
+    return " · ".join(one_line(part) for part in parts if part)
 
 
 def _rich_tree(line: ExecutionLine, rows: list[NodeRow]) -> Tree:

@@ -7,12 +7,15 @@ import functools
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping
+from types import TracebackType
 from typing import Annotated, Final
 
 import typer
 
 import qwengyre
+from qwengyre.cli.output import say
 from qwengyre.core.errors import ConfigError, QwenGyreError
 
 Commands = Mapping[str, tuple[str, str]]
@@ -42,6 +45,7 @@ REFUSALS: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSP
 
 def main() -> None:
     """Entry point of the `qwengyre` program."""
+    sys.excepthook = _print_traceback
     application(sys.argv[1:])()
 
 
@@ -62,7 +66,7 @@ def application(arguments: list[str]) -> typer.Typer:
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        typer.echo(f"qwengyre {qwengyre.__version__}")
+        say(f"qwengyre {qwengyre.__version__}")
         raise typer.Exit()
 
 
@@ -143,5 +147,10 @@ def user_errors(error: Exception) -> list[QwenGyreError]:
     return [mistake for inner in found for mistake in inner] if all(found) else []
 
 
+def _print_traceback(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+    """As Python does, but for what an error quotes."""
+    say("".join(traceback.format_exception(kind, error, frames)).rstrip("\n"), err=True)
+
+
 def _print_error(line: str) -> None:
-    typer.secho(line, fg=typer.colors.RED, bold=True, err=True)
+    say(line, err=True, color=typer.colors.RED, bold=True)

@@ -1,15 +1,28 @@
-"""Files that a user asked for: whole or not at all, and a clear word when they cannot be written."""
+"""What commands say, safe to show whatever is quoted in it; and files that a user asked for, whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.core.text import printable
+
+
+def say(text: str, *, lead: str = "", err: bool = False, color: str | None = None, bold: bool = False) -> None:
+    """Lines for people, on standard output or standard error. `lead` is ours, and may be styled."""
+    typer.secho(lead + printable(text), err=err, fg=color, bold=bold or None)
+
+
+def say_data(text: str) -> None:
+    """What a program may read from standard output: as it is, but for a terminal."""
+    sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
 
 
 @contextlib.contextmanager
@@ -32,8 +45,8 @@ def replaced(out: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Write a file and say so, or the standard output for `-`. Raises ConfigError if it cannot be written."""
     if str(path) == "-":
-        typer.echo(text, nl=False)
+        say_data(text)
         return
     with replaced(path) as part:
         part.write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {path}")
+    say(f"wrote {path}")

@@ -35,7 +35,7 @@ def plan(
     Prints the best few with their spread over seeds, the Pareto front of time against mean staleness, and the TOML to paste
     into a run file.
     """
-    from qwengyre.cli.output import write_text
+    from qwengyre.cli.output import say, write_text
     from qwengyre.cli.simulation import LEFT_OUT, print_plan, read_seeds, read_source
     from qwengyre.sim.picture import plan_page
     from qwengyre.sim.planner import plan as search
@@ -53,6 +53,6 @@ def plan(
         write_text(json, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n")
     if str(json) != "-":
         if run:
-            typer.echo(LEFT_OUT)
+            say(LEFT_OUT)
         print_plan(name, found, source.workload)
         write_text(html, plan_page(name, found, source.workload))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from qwengyre.cli.output import say
 from qwengyre.telemetry.folder import RunFolder
 
 
@@ -24,4 +25,4 @@ def report(
         path = write_picture(folders[0], out)
     else:
         path = write_comparison(folders, out or Path("comparison.html"))
-    typer.echo(str(path))
+    say(str(path))

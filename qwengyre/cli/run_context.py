@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import typer
 
 from qwengyre.cli.options import named_as
+from qwengyre.cli.output import say
 from qwengyre.cli.run_records import RunSources
 from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.config.recorded import RecordedConfig
@@ -47,7 +47,7 @@ def run_settings(sources: RunSources) -> RunSettings:
         renderer=recorded.table("gateway", GatewayConfig).renderer,
     )
     if recorded.ignored:
-        typer.echo(f"note: {sources.config} is of another version; not understood: {', '.join(recorded.ignored)}", err=True)
+        say(f"note: {sources.config} is of another version; not understood: {', '.join(recorded.ignored)}", err=True)
     return settings
 
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import typer
 
+from qwengyre.cli.output import say
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.ids import ExecutionId, GroupId
 from qwengyre.gateway.call_tokens import CallRows
@@ -117,7 +117,7 @@ def last_attempts(sources: RunSources, scores: Scores) -> Iterator[RecordedExecu
     Executions that were dispatched after `scores` were read are left out: a run that goes on is shown as it was at one moment.
     """
     if sources.is_before_first_call(scores):
-        typer.echo("note: this run has not recorded a call yet", err=True)
+        say("note: this run has not recorded a call yet", err=True)
         return
     latest: dict[ExecutionId, int] = {}
     end = 0
@@ -137,9 +137,7 @@ def read_scores(sources: RunSources) -> Scores:
     journal = sources.controller_journal
     if journal is not None and not (journal.is_file() and journal.stat().st_size):
         if sources.gateway_journal.is_file():
-            typer.echo(
-                f"note: {journal} is missing or empty, and with it every score: rewards and advantages are blank", err=True
-            )
+            say(f"note: {journal} is missing or empty, and with it every score: rewards and advantages are blank", err=True)
         journal = None
     done: dict[ExecutionId, ExecutionDone] = {}
     dispatches: dict[GroupId, Dispatch] = {}

@@ -47,7 +47,7 @@ def simulate(
 
     The scheduler that runs the cluster runs here on a virtual clock, with the same durations for every policy.
     """
-    from qwengyre.cli.output import write_text
+    from qwengyre.cli.output import say, write_text
     from qwengyre.cli.simulation import LEFT_OUT, print_table, read_policies, read_seeds, read_source
     from qwengyre.sim.compare import compare, report_json
     from qwengyre.sim.results import Job, run_job, workers
@@ -64,7 +64,7 @@ def simulate(
     if str(json) != "-":
         print_table(report, source.workload)
         if run:
-            typer.echo(LEFT_OUT)
+            say(LEFT_OUT)
     if html:
         from qwengyre.sim.picture import comparison_page
 

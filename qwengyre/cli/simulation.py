@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from qwengyre.cli.output import say
 from qwengyre.core.errors import ConfigError
+from qwengyre.dashboard.terminal import SafeConsole
 from qwengyre.sim.compare import Report, effective
 from qwengyre.sim.measured import measured_source
 from qwengyre.sim.planner import Plan, plan_toml
@@ -106,7 +107,7 @@ def print_plan(name: str, plan: Plan, workload: Workload) -> None:
     console.print(
         f"On fresh seeds the first saves {plan.saving:.1%}: {fresh}, staleness at most {plan.fresh_best.staleness_max}.\n"
     )
-    typer.echo(plan_toml(workload, plan.best[0].settings))
+    say(plan_toml(workload, plan.best[0].settings))
 
 
 def _plan_cells(result: Result, plan: Plan, workload: Workload) -> list[str]:
@@ -129,8 +130,8 @@ def _plan_cells(result: Result, plan: Plan, workload: Workload) -> list[str]:
 
 def _console() -> Console:
     """As wide as the terminal; elsewhere wide enough for every column."""
-    console = Console(soft_wrap=True)
-    return console if console.is_terminal else Console(width=120, soft_wrap=True)
+    console = SafeConsole(soft_wrap=True)
+    return console if console.is_terminal else SafeConsole(width=120, soft_wrap=True)
 
 
 def _table(title: str, *columns: str) -> Table:

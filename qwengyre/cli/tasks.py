@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from qwengyre.cli.output import say
 from qwengyre.sandbox.task import check_tasks
 
 COMMANDS = {"check": ("qwengyre.cli.tasks:check", "Validate a folder of tasks; say what is wrong, file and line.")}
@@ -19,9 +20,9 @@ def check(folder: Annotated[Path, typer.Argument(metavar="DIR", help="One task, 
     """
     tasks, problems = check_tasks(folder)
     for problem in problems:
-        typer.echo(str(problem))
+        say(str(problem))
     num_errors = sum(problem.severity == "error" for problem in problems)
     num_warnings = len(problems) - num_errors
-    typer.echo(f"{len(tasks)} tasks usable, {num_errors} errors, {num_warnings} warnings")
+    say(f"{len(tasks)} tasks usable, {num_errors} errors, {num_warnings} warnings")
     if num_errors:
         raise typer.Exit(1)

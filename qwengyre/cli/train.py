@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from qwengyre.cli.output import say
 from qwengyre.config.dump import dump_toml
 from qwengyre.core.errors import ConfigError, QwenGyreError
 from qwengyre.runtime.run_config import RunConfig, load_run
@@ -40,7 +41,7 @@ def train(
         if has_finished(folder):
             from qwengyre.dashboard.report import write_report
 
-            typer.echo(f"{folder.path} has finished, there is nothing to go on with; its report: {write_report(folder)}")
+            say(f"{folder.path} has finished, there is nothing to go on with; its report: {write_report(folder)}")
             return
         config = load_run(folder.config, overrides or [])
         _refuse_other_decisions(load_run(folder.config), config)
@@ -58,7 +59,7 @@ def train(
             folder.remove()
         raise
     except KeyboardInterrupt:
-        typer.echo(f"go on with: qwengyre train --resume {shlex.quote(str(folder.path))}", err=True)
+        say(f"go on with: qwengyre train --resume {shlex.quote(str(folder.path))}", err=True)
         raise
 
 

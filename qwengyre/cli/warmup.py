@@ -17,9 +17,10 @@ def warmup(
     ] = None,
 ) -> None:
     """Make the small policy that `qwengyre train RUN.toml` starts from, or find it in the cache; print its folder."""
+    from qwengyre.cli.output import say
     from qwengyre.runtime.run_config import load_run
     from qwengyre.warmup import warm_up
 
     config = load_run(run_file, overrides or [])
-    folder = warm_up(config.warmup, Path(config.policy.cache), config.runtime.seed, lambda line: typer.echo(line, err=True))
-    typer.echo(folder)
+    folder = warm_up(config.warmup, Path(config.policy.cache), config.runtime.seed, lambda line: say(line, err=True))
+    say(str(folder))

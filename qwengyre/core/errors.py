@@ -49,6 +49,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from qwengyre.core.text import one_line
+
 
 class QwenGyreError(Exception):
     """Base of every error that a user may meet. `str(error)` is a sentence that says what to do."""
@@ -61,7 +63,7 @@ class ConfigError(QwenGyreError):
         self.message, self.file, self.key, self.line = message, file, key, line
         self.mistakes: tuple[ConfigError, ...] = ()
         """All of them, where there are several."""
-        where = ":".join(str(part) for part in (file, line) if part is not None)
+        where = ":".join(one_line(str(part)) for part in (file, line) if part is not None)
         text = f"{key}: {message}" if key else message
         super().__init__(f"{where}: {text}" if where else text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import escape
 from typing import Final
 
 _ACTING: Final = (
@@ -34,6 +35,25 @@ def one_line(text: str) -> str:
     a name\\nerror: not ours
     """
     return _IN_ONE_LINE.sub(_escaped, text)
+
+
+def quoted(text: str) -> str:
+    """As `printable`, with a mark before each line, so that no line of it passes for one of ours.
+
+    >>> print(quoted("it failed\nerror: no space left"))
+      | it failed
+      | error: no space left
+    """
+    return "\n".join(f"  | {line}" for line in printable(text).split("\n"))
+
+
+def html_text(text: str) -> str:
+    """As `printable`, for a place in a page: inside a tag's attribute or between tags.
+
+    >>> html_text("<b>\x1b[0m")
+    '&lt;b&gt;\\x1b[0m'
+    """
+    return escape(printable(text))
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -13,6 +13,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from qwengyre.core.text import one_line
+from qwengyre.dashboard.terminal import SafeConsole
 from qwengyre.dashboard.view import CellView, View, clock, quantity
 from qwengyre.telemetry.summary import Summary
 
@@ -36,7 +38,7 @@ class Screen:
     """Shows one `View` after another; used as a context manager around the run."""
 
     def __init__(self, console: Console | None = None):
-        self.console = console or Console()
+        self.console = console or SafeConsole()
         self._history = RoleHistory()
         self._view: View | None = None
         self._plain = PlainLines()
@@ -63,14 +65,14 @@ class Screen:
 
     def say(self, line: str) -> None:
         """Add a line that stays, above the view: an evaluation, a lost cell, a journal that was cut."""
-        self._print(f"{clock(self._view.at) if self._view else '0:00'}  {line}")
+        self._print(f"{clock(self._view.at) if self._view else '0:00'}  {one_line(line)}")
 
     def progress(self, line: str) -> None:
         """Show what goes on before there is a view. On a terminal it stands until the next one."""
         if self._live is None:
-            self._print(line)
+            self._print(one_line(line))
         else:
-            self._live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
+            self._live.update(Text(one_line(line), overflow="ellipsis", no_wrap=True), refresh=True)
 
     def _print(self, line: str) -> None:
         self.console.print(Text(line), soft_wrap=True)
@@ -260,7 +262,7 @@ def outcome_table(summary: Summary) -> Table:
     table.add_column(style="bold")
     table.add_column()
     for name, value in outcome_rows(summary):
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     return table
 
 

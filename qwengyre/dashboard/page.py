@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from html import escape
 from typing import Final
 
+from qwengyre.core.text import html_text
 from qwengyre.dashboard import svg
 
 PICTURE_STYLE: Final = """
@@ -52,26 +52,26 @@ def page(title: str, body: Sequence[str], *, refresh_s: int | None = None) -> st
     refresh = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">{refresh}'
     content = "\n".join(body)
-    return f"<!doctype html>\n<html lang='en'><head>{head}<title>{escape(title)}</title>\n<style>{PICTURE_STYLE}{_PAGE_STYLE}</style></head>\n<body><main>\n{content}\n</main></body></html>\n"
+    return f"<!doctype html>\n<html lang='en'><head>{head}<title>{html_text(title)}</title>\n<style>{PICTURE_STYLE}{_PAGE_STYLE}</style></head>\n<body><main>\n{content}\n</main></body></html>\n"
 
 
 def section(title: str, explanation: str, *content: str) -> str:
     """One card. `explanation` says how to read it."""
-    text = f"<p>{escape(explanation)}</p>" if explanation else ""
-    return f"<section><h2>{escape(title)}</h2>{text}{''.join(content)}</section>"
+    text = f"<p>{html_text(explanation)}</p>" if explanation else ""
+    return f"<section><h2>{html_text(title)}</h2>{text}{''.join(content)}</section>"
 
 
 def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
     """Big numbers: (name, value, what to know about it)."""
     inner = "".join(
-        f'<div class="tile"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div><div class="more">{escape(more)}</div></div>'
+        f'<div class="tile"><div class="name">{html_text(name)}</div><div class="value">{html_text(value)}</div><div class="more">{html_text(more)}</div></div>'
         for name, value, more in entries
     )
     return f'<div class="tiles">{inner}</div>'
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> str:
-    body = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows)
+    body = "".join(f"<tr><td>{html_text(name)}</td><td>{html_text(value)}</td></tr>" for name, value in rows)
     return f'<table class="pair">{body}</table>'
 
 
@@ -80,7 +80,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, num_names: in
 
     def row(tag: str, cells: Sequence[str]) -> str:
         kinds = ["" if index < num_names else ' class="num"' for index in range(len(cells))]
-        return "<tr>" + "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)) + "</tr>"
+        return (
+            "<tr>" + "".join(f"<{tag}{kind}>{html_text(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)) + "</tr>"
+        )
 
     return f"<table>{row('th', header)}{''.join(row('td', cells) for cells in rows)}</table>"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 import qwengyre
 from qwengyre.core.errors import ConfigError
+from qwengyre.core.text import html_text
 from qwengyre.dashboard import charts
 from qwengyre.dashboard.live import outcome_rows
 from qwengyre.dashboard.page import page, pairs, section, stacked, standalone, table, tiles
@@ -61,7 +61,7 @@ def write_comparison(folders: Sequence[RunFolder], out: Path) -> Path:
 def report_html(run: RunSeries, *, refresh_s: int | None = None) -> str:
     """The report of one run as HTML."""
     body = [
-        f"<h1>{escape(run.label)}</h1><div class='sub'>{escape(_subtitle(run))}</div>",
+        f"<h1>{html_text(run.label)}</h1><div class='sub'>{html_text(_subtitle(run))}</div>",
         tiles(_tiles(run)),
         *_warnings(run),
         section(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from html import escape
 
 import uvicorn
 from starlette.applications import Starlette
@@ -12,6 +11,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from qwengyre.core.errors import ConfigError, QwenGyreError
+from qwengyre.core.text import html_text
 from qwengyre.dashboard.page import page
 from qwengyre.dashboard.report import report_html
 from qwengyre.dashboard.series import run_series
@@ -35,7 +35,7 @@ def dashboard_app(folder: RunFolder, *, refresh_s: int = 5) -> Starlette:
         return Response(folder.summary.read_bytes(), media_type="application/json")
 
     def refused(request: Request, error: Exception) -> Response:
-        body = [f"<h1>{escape(folder.path.name)}</h1><p>{escape(str(error))}</p>"]
+        body = [f"<h1>{html_text(folder.path.name)}</h1><p>{html_text(str(error))}</p>"]
         return HTMLResponse(page("QwenGyre", body, refresh_s=refresh_s), status_code=500)
 
     return Starlette(

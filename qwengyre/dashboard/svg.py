@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from html import escape
 
 import msgspec
+
+from qwengyre.core.text import html_text
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
@@ -43,7 +44,7 @@ class Plot(msgspec.Struct, frozen=True):
 def figure(width: float, height: float, parts: Sequence[str], title: str) -> str:
     """A whole SVG element that scales with its container."""
     body = "\n".join(parts)
-    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}" xmlns="http://www.w3.org/2000/svg">\n{body}\n</svg>'
+    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{html_text(title)}" xmlns="http://www.w3.org/2000/svg">\n{body}\n</svg>'
 
 
 def line(plot: Plot, points: Sequence[Point], css: str) -> str:
@@ -68,18 +69,18 @@ def steps(plot: Plot, points: Sequence[Point], css: str, *, area: bool = False) 
 def dot(plot: Plot, point: Point, css: str, hint: str, radius: float = 4.0) -> str:
     """A data point with a tooltip; a ring of the page's color keeps it apart from lines."""
     x, y = plot.x(point[0]), plot.y(point[1])
-    return f'<circle class="dot {css}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}"><title>{escape(hint)}</title></circle>'
+    return f'<circle class="dot {css}" cx="{x:.1f}" cy="{y:.1f}" r="{radius:g}"><title>{html_text(hint)}</title></circle>'
 
 
 def bar(box: Box, css: str, hint: str, radius: float = 0.0) -> str:
     """A filled rectangle with a tooltip."""
     x, y, width, height = box
     corners = f' rx="{radius:g}"' if radius else ""
-    return f'<rect class="fill {css}" x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{height:.1f}"{corners}><title>{escape(hint)}</title></rect>'
+    return f'<rect class="fill {css}" x="{x:.1f}" y="{y:.1f}" width="{max(0.0, width):.1f}" height="{height:.1f}"{corners}><title>{html_text(hint)}</title></rect>'
 
 
 def text(x: float, y: float, content: str, css: str = "", anchor: str = "start") -> str:
-    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
+    return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html_text(content)}</text>'
 
 
 def rule(x1: float, y1: float, x2: float, y2: float, css: str = "grid") -> str:

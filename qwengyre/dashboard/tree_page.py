@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
+from qwengyre.core.text import html_text
 from qwengyre.dashboard.tree_rows import NodeRow, SpanRow, numbers, short
 
 _STYLE = """
@@ -51,8 +51,8 @@ def tree_page(title: str, facts: str, rows: Sequence[NodeRow]) -> str:
     longest = max((row.num_tokens for row in rows), default=1)
     body = "".join(_node(row, longest) for row in rows)
     return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>\n'
-        f"<h1>{escape(title)}</h1><p>{escape(facts)}</p>\n"
+        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{html_text(title)}</title><style>{_STYLE}</style>\n'
+        f"<h1>{html_text(title)}</h1><p>{html_text(facts)}</p>\n"
         '<p><span style="color:var(--context)">&#9632;</span> context &nbsp; <span style="color:var(--trained)">&#9632;</span> trained '
         '&nbsp; <span style="color:var(--masked)">&#9632;</span> masked: sampled, but of a side call, at T = 0, or never received</p>\n'
         f"{body}\n<script>{_SCRIPT}</script></html>\n"
@@ -72,8 +72,8 @@ def _node(row: NodeRow, longest: int) -> str:
     counts = " &middot; ".join(f"{count:,} {name}" for name, count in parts if count)
     return (
         f'<div class="node" data-level="{row.level}" style="margin-left:{min(row.level, 24) * 1.4:.1f}rem"><div class="head">{fold}'
-        f'<span class="bar">{bar}</span><b>{escape(", ".join(role.value for role in row.roles))}</b>'
-        f'<span class="what">{counts}{version} &middot; {escape(calls)} &middot; {escape(row.cause)} &middot; <code>{row.key}</code></span></div>'
+        f'<span class="bar">{bar}</span><b>{html_text(", ".join(role.value for role in row.roles))}</b>'
+        f'<span class="what">{counts}{version} &middot; {html_text(calls)} &middot; {html_text(row.cause)} &middot; <code>{row.key}</code></span></div>'
         f"<details><summary>{len(row.spans)} span{'s' * (len(row.spans) > 1)}</summary>{_spans(row.spans)}</details></div>\n"
     )
 
@@ -86,8 +86,8 @@ def _spans(spans: Sequence[SpanRow]) -> str:
 def _span(span: SpanRow) -> str:
     logprob = f"{span.mean_logprob:.3f}" if span.mean_logprob is not None else ""
     plain = (short(span.call), span.role.value, numbers(span.versions), ", ".join(span.servers), logprob, span.end)
-    cells = "".join(f"<td>{escape(text)}</td>" for text in plain)
+    cells = "".join(f"<td>{html_text(text)}</td>" for text in plain)
     return (
         f'<tr><td>{span.num_tokens:,}</td><td>{span.start:,}</td><td class="o" style="--c:var(--{span.origin})">{span.origin}</td>'
-        f'{cells}<td class="t">{escape(span.text)}</td></tr>'
+        f'{cells}<td class="t">{html_text(span.text)}</td></tr>'
     )

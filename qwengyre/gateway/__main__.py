@@ -12,6 +12,7 @@ import msgspec
 
 from qwengyre.config.load import load
 from qwengyre.core.errors import QwenGyreError
+from qwengyre.core.text import printable
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.gateway.serve import serve
 
@@ -25,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         asyncio.run(serve(_load(Path(arguments.config))))
     except QwenGyreError as error:
-        print(f"gateway: {error}", file=sys.stderr)
+        print(printable(f"gateway: {error}"), file=sys.stderr)
         return 1
     return 0
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from qwengyre.core.errors import ProcessGaveUp, SandboxError
 from qwengyre.core.records import End, Outcome
+from qwengyre.core.text import quoted
 
 KEYS: Final = {
     End.NEVER_CALLED: "harness.command",
@@ -51,5 +52,5 @@ class Patience:
         if self._limit and self._in_a_row >= self._limit:
             raise SandboxError(
                 f"the last {self._in_a_row} executions could not be used ({outcome.end.value}): look at {KEYS[outcome.end]}. "
-                f"The last one says:\n{outcome.detail}"
+                f"The last one says:\n{quoted(outcome.detail)}"
             )

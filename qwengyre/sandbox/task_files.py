@@ -51,14 +51,14 @@ class Problems:
         self.found: list[Problem] = []
 
     def error(self, path: Path, message: str, line: int = 0) -> None:
-        self.found.append(Problem(str(path), line, "error", message))
+        self.found.append(Problem(str(path), line, "error", one_line(message)))
 
     @property
     def num_errors(self) -> int:
         return sum(problem.severity == "error" for problem in self.found)
 
     def warning(self, path: Path, message: str, line: int = 0) -> None:
-        self.found.append(Problem(str(path), line, "warning", message))
+        self.found.append(Problem(str(path), line, "warning", one_line(message)))
 
 
 class Unreadable(Exception):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Final
 
+from qwengyre.core.text import html_text
 from qwengyre.dashboard import page, svg
 from qwengyre.dashboard.series import thin
 from qwengyre.dashboard.svg import Plot
@@ -78,7 +78,9 @@ def plan_page(name: str, plan: Plan, workload: Workload) -> str:
             "Each dot is a setting; hover to read it. On the line, nothing tried is both faster and fresher.",
             pareto_chart(plan.tried, plan.front, plan.base),
         ),
-        page.section("To paste into a run file", f"Saves {saved}.", f"<pre>{escape(plan_toml(workload, best.settings))}</pre>"),
+        page.section(
+            "To paste into a run file", f"Saves {saved}.", f"<pre>{html_text(plan_toml(workload, best.settings))}</pre>"
+        ),
     ]
     return page.page(f"{name}: plan", body)
 

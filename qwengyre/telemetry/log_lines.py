@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import TracebackType
 from typing import Final
 
+from qwengyre.core.text import one_line, printable
+
+ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class FieldsFormatter(logging.Formatter):
-    """Appends whatever a call gave as `extra`.
+    """Appends whatever a call gave as `extra`. What they quote is made safe to show: a record is one line, but for a traceback.
 
     >>> record = logging.makeLogRecord({"msg": "cell_drained", "cell": 3, "levelname": "INFO", "name": "x"})
     >>> FieldsFormatter("%(name)s %(message)s").format(record)
@@ -19,7 +23,10 @@ class FieldsFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = [f"{key}={value}" for key, value in vars(record).items() if key not in _STANDARD]
-        return " ".join([super().formatMessage(record), *fields])
+        return one_line(" ".join([super().formatMessage(record), *fields]))
+
+    def formatException(self, ei: ExceptionInfo) -> str:
+        return printable(super().formatException(ei))
 
 
 def log_to(path: Path | None, level: int = logging.INFO) -> None:

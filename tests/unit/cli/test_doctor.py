@@ -82,7 +82,7 @@ def test_little_memory_is_noted_with_what_to_do(tmp_path: Path):
 
 
 def test_what_is_missing_fails_and_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    monkeypatch.setattr(machine.shutil, "which", lambda *_, **__: None)
     monkeypatch.setattr(machine, "EXAMINATIONS", (machine.python, machine.isolation))
     monkeypatch.setattr(transfers, "EXAMINATIONS", ())
     with pytest.raises(ConfigError, match="missing: bubblewrap"):
