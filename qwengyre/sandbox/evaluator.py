@@ -18,12 +18,14 @@ import msgspec
 from qwengyre.core.errors import EvaluatorFailed, SandboxError
 from qwengyre.sandbox.disk_threads import DiskThreads
 from qwengyre.sandbox.disk_watch import DiskWatch
-from qwengyre.sandbox.host import SandboxHost, log_tail
+from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.isolation import TESTS, VERIFIER_LOGS, WORKSPACE, Mount
 from qwengyre.sandbox.links import LinkRule
-from qwengyre.sandbox.process import Process, Program, start
+from qwengyre.sandbox.logs import log_tail
+from qwengyre.sandbox.process import Process, Program
 from qwengyre.sandbox.readable import SYSTEM
 from qwengyre.sandbox.reward import read_reward
+from qwengyre.sandbox.room import Room
 from qwengyre.sandbox.task import Task
 from qwengyre.sandbox.tree import remove_tree
 from qwengyre.sandbox.workspace import copy_workspace, prepare_workspace
@@ -113,17 +115,14 @@ class Evaluator:
         host = self._host
         (place / "verifier").mkdir()
         timeout_s = host.config.verifier_timeout_s or task.verifier_timeout_s
-        output = os.open(log, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            with host.cgroup(f"{place.parent.name}-{place.name}") as (_, fds):
-                process = _start(host, task, place, fds, output)
-                try:
-                    with self._watch.watching(place, process) as watched:
-                        code = await process.wait(timeout_s)
-                finally:
-                    await process.kill()
-        finally:
-            os.close(output)
+        with host.room(f"{place.parent.name}-{place.name}", log) as room:
+            await self._threads.run(room.own, place / "workspace", place / "verifier")
+            process = _start(host, task, place, room)
+            try:
+                with self._watch.watching(place, process) as watched:
+                    code = await process.wait(timeout_s)
+            finally:
+                await process.kill()
         if watched.reason:
             raise EvaluatorFailed(f"tests/test.sh of {task.name} was ended: {watched.reason}")
         if code is None:
@@ -139,18 +138,17 @@ def _discard(place: Path) -> None:
         remove_tree(place)
 
 
-def _start(host: SandboxHost, task: Task, place: Path, fds: list[int], output: int) -> Process:
+def _start(host: SandboxHost, task: Task, place: Path, room: Room) -> Process:
     environment = _environment(host, task, place)
     if not host.isolated:
-        command = ["/bin/bash", str(task.tests / "test.sh")]
-        return host.start_supervised(Program(command, environment, output, pass_fds=fds), None, str(place / "workspace"))
+        program = Program(["/bin/bash", str(task.tests / "test.sh")], environment, room.output)
+        return host.start_supervised(program, room, None, cwd=str(place / "workspace"), stdin=os.devnull)
     mounts = (
         Mount(str(place / "workspace"), WORKSPACE, writable=True),
         Mount(str(place / "verifier"), VERIFIER_LOGS, writable=True),
         Mount(str(task.tests), TESTS),
     )
-    command = host.script_command(f"{TESTS}/test.sh", fds)
-    return start(host.sandboxed(host.view(mounts), Program(command, environment, output, pass_fds=fds)))
+    return host.start_script(f"{TESTS}/test.sh", room, host.view(mounts), environment)
 
 
 def _environment(host: SandboxHost, task: Task, place: Path) -> dict[str, str]:

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
@@ -20,11 +21,13 @@ import msgspec
 from qwengyre.core.errors import SandboxError
 from qwengyre.sandbox import inside
 from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.sandbox.identities import find_identities
 from qwengyre.sandbox.isolation import (
     GATEWAY_FOLDER,
     HOME,
     INSIDE,
     RELAY_PORT,
+    Identity,
     Mount,
     View,
     bwrap_arguments,
@@ -33,16 +36,18 @@ from qwengyre.sandbox.isolation import (
     interpreter_folders,
     write_etc,
 )
-from qwengyre.sandbox.limits import CGROUP_PREFIX, Cgroup, find_cgroup_parent, resource_limits, shell_prelude
-from qwengyre.sandbox.process import Process, Program, nameless_file, start
+from qwengyre.sandbox.limits import CGROUP_PREFIX, Cgroup, find_cgroup_parent, resource_limits, shell_close, shell_prelude
+from qwengyre.sandbox.logs import LogPipe
+from qwengyre.sandbox.process import Process, Program, nameless_file, run
+from qwengyre.sandbox.room import Room
 from qwengyre.sandbox.seccomp import MACHINES, filter_program
+from qwengyre.sandbox.spawner import Spawner
 
 log = logging.getLogger(__name__)
 
 SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DIE_WITH_PARENT: Final = f"{setpriv} --pdeathsig KILL" if (setpriv := shutil.which("setpriv", path=SYSTEM_PATH)) else ""
 """bubblewrap 0.8 loses its own --die-with-parent for process 1 where --disable-userns is used by a normal user."""
-LOG_TAIL_BYTES: Final = 2000
 
 
 class SandboxHost:
@@ -65,6 +70,8 @@ class SandboxHost:
                 raise SandboxError(f"harness.readable: {path} would show every execution the workspaces of the others in {work}")
         self._dying: list[Cgroup] = []
         self.cgroups = find_cgroup_parent(f"{CGROUP_PREFIX}{os.getpid()}-{id(self):x}")
+        self._identities = find_identities() if self.isolated else None
+        self._spawner = Spawner()
 
     def environment(self, home: str) -> dict[str, str]:
         """Variables that every program in a sandbox gets, and no others of the host."""
@@ -100,65 +107,97 @@ class SandboxHost:
             gateway_socket = f"{GATEWAY_FOLDER}/{name}"
         return View(tuple(mounts), self.readable, str(self.etc), self.config.limits.scratch_mb, gateway_socket=gateway_socket)
 
-    def start_supervised(self, program: Program, view: View | None, cwd: str) -> Process:
+    @contextlib.contextmanager
+    def room(self, name: str, log_file: Path) -> Iterator[Room]:
+        """What one sandbox has of the machine; what it prints goes to `log_file`. Every process of it must have ended at the end."""
+        self._dying = [cgroup for cgroup in self._dying if not cgroup.remove()]
+        with contextlib.ExitStack() as stack:
+            identity = stack.enter_context(self._identities.taken()) if self._identities else None
+            pipe = LogPipe(log_file, identity.uid if identity else None)
+            stack.callback(pipe.close)
+            cgroup = self.cgroups.create(name, self.config.limits) if self.cgroups else Cgroup()
+            stack.callback(self._forget, cgroup)
+            fds = cgroup.open_procs()
+            stack.callback(_close, fds)
+            yield Room(cgroup, fds, identity, pipe.writer)
+
+    def _forget(self, cgroup: Cgroup) -> None:
+        if not cgroup.remove():
+            self._dying.append(cgroup)
+
+    def start(self, program: Program) -> Process:
+        """Start a program of this machine. Raises OSError (FileNotFoundError and the like)."""
+        return self._spawner.start(program)
+
+    def start_supervised(self, program: Program, room: Room, view: View | None, *, cwd: str, stdin: str) -> Process:
         """Start a program below `inside.py`, the first process of its sandbox. No view: without isolation."""
         reader, writer = os.pipe()
         own = nameless_file("harness", json.dumps({"command": list(program.command), "env": program.env}).encode())
-        plan = self.plan(program.pass_fds)
-        plan |= {"cwd": cwd, "harness": own, "lifeline": reader, "subreaper": view is None}
+        plan = {"cwd": cwd, "stdin": stdin, "harness": own, "lifeline": reader, "subreaper": view is None}
+        plan |= {"cgroup_fds": list(room.cgroup_fds), "rlimits": self.rlimits()}
         plan["relay"] = {"port": RELAY_PORT, "socket": view.gateway_socket} if view else None
         supervisor = msgspec.structs.replace(
             program,
             command=[interpreter(), "-I", "-S", INSIDE if view else inside.__file__, json.dumps(plan)],
             env={},
+            pass_fds=room.cgroup_fds,
             handed_fds=(own, reader),
             lifeline=writer,
         )
         try:
-            return start(self.sandboxed(view, supervisor) if view else supervisor)
+            return self.start(self.sandboxed(view, supervisor, room.identity) if view else supervisor)
         except BaseException:
             os.close(writer)
             raise
 
-    def sandboxed(self, view: View, program: Program) -> Program:
-        """bubblewrap, which makes a sandbox with this view and starts `program` in it, with its variables and no others."""
-        bwrap, *options, end = bwrap_arguments(self.bwrap, view, program.env)
+    def start_script(self, script: str, room: Room, view: View, environment: dict[str, str]) -> Process:
+        """Start bash with this script as the first process of a sandbox, under the same limits as a harness."""
+        bash = "/bin/bash --noprofile --norc"
+        limits = shell_prelude(self.rlimits(), room.cgroup_fds)
+        prelude = f"exec </dev/null && {shell_close(room.identity_fds)} && {limits} && umask 022"
+        command = [*bash.split(), "-c", f"{prelude} && exec {DIE_WITH_PARENT} {bash} {script}"]
+        program = Program(command, environment, room.output, pass_fds=room.cgroup_fds)
+        return self.start(self.sandboxed(view, program, room.identity))
+
+    def sandboxed(self, view: View, program: Program, identity: Identity | None) -> Program:
+        """bubblewrap, which makes a sandbox with this view and starts `program` in it, with its variables and no others.
+
+        The program inherits the descriptors of the identity, and must close them.
+        """
+        bwrap, *options, end = bwrap_arguments(self.bwrap, view, program.env, identity)
         filtered = nameless_file("filter", filter_program())
         told = nameless_file("options", os.fsencode("\0".join([*options, "--seccomp", str(filtered)])))
-        command = [bwrap, "--args", str(told), end, *program.command]
-        handed = (*program.handed_fds, told, filtered)
-        return msgspec.structs.replace(program, command=command, env={}, handed_fds=handed, is_sandbox=True)
+        return msgspec.structs.replace(
+            program,
+            command=[bwrap, "--args", str(told), end, *program.command],
+            env={},
+            pass_fds=(*program.pass_fds, *((identity.outer, identity.inner) if identity else ())),
+            handed_fds=(*program.handed_fds, told, filtered),
+            is_sandbox=True,
+        )
 
-    def script_command(self, script: str, cgroup_fds: Sequence[int]) -> list[str]:
-        """A command line for a sandbox: bash with this script, under the same limits."""
-        prelude = shell_prelude(self.plan(cgroup_fds)["rlimits"], cgroup_fds)
-        bash = "/bin/bash --noprofile --norc"
-        return [*bash.split(), "-c", f"{prelude} && exec {DIE_WITH_PARENT} {bash} {script}"]
+    def run(self, program: Program, view: View | None, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """Run a program of ours to its end, in a sandbox if there is a view. Raises OSError and subprocess.TimeoutExpired."""
+        with self._identities.taken() if self._identities else contextlib.nullcontext() as identity:
+            return run(self.sandboxed(view, program, identity) if view else program, timeout_s)
 
-    def plan(self, cgroup_fds: Sequence[int]) -> dict:
-        """What `inside.apply_limits` needs."""
-        limits = resource_limits(self.config.limits, has_cgroup=self.cgroups is not None)
-        return {"cgroup_fds": list(cgroup_fds), "rlimits": limits}
-
-    @contextlib.contextmanager
-    def cgroup(self, name: str) -> Iterator[tuple[Cgroup, list[int]]]:
-        """The cgroup of one sandbox and descriptors to join it by, closed and removed at the end."""
-        self._dying = [cgroup for cgroup in self._dying if not cgroup.remove()]
-        cgroup = self.cgroups.create(name, self.config.limits) if self.cgroups else Cgroup()
-        fds = cgroup.open_procs()
-        try:
-            yield cgroup, fds
-        finally:
-            for fd in fds:
-                os.close(fd)
-            if not cgroup.remove():
-                self._dying.append(cgroup)
+    def rlimits(self) -> dict[str, int]:
+        """Resource limits of each process of a sandbox."""
+        return resource_limits(self.config.limits, has_cgroup=self.cgroups is not None)
 
     def close(self) -> None:
-        """Remove the cgroups. Every sandbox must have ended."""
+        """Give everything back. Every sandbox must have ended."""
         self._dying = [cgroup for cgroup in self._dying if not cgroup.remove()]
         if self.cgroups:
             self.cgroups.remove()
+        self._spawner.close()
+        if self._identities:
+            self._identities.close()
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def module_folders(config: HarnessConfig) -> list[str]:
@@ -178,15 +217,3 @@ def module_folders(config: HarnessConfig) -> list[str]:
         if found is not None:
             folders += found.submodule_search_locations or ([found.origin] if found.origin else [])
     return folders
-
-
-def log_tail(path: Path, secret: str = "") -> str:
-    """The last bytes of a log file as text, without `secret`; empty when there is no log."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - LOG_TAIL_BYTES))
-            text = file.read(LOG_TAIL_BYTES).decode("utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-    return text.replace(secret, "<key>") if secret else text

@@ -23,6 +23,8 @@ SPARE_FDS = 12
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 NO_ROOM_PAUSE_S = 0.05
 """A machine without descriptors or memory is asked again after this, instead of at once and for ever."""
+NUM_FDS = 65536
+"""More than any process here has open."""
 PR_SET_NO_NEW_PRIVS = 38
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -218,15 +220,26 @@ def _start(plan):
         os.ftruncate(plan["harness"], 0)
         command = harness["command"]
         os.setsid()
+        os.umask(0o022)
+        os.dup2(os.open(plan["stdin"], os.O_RDONLY), 0)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
-        os.closerange(3, 4096)
+        os.closerange(3, NUM_FDS)
         os.chdir(plan["cwd"])
         os.execvpe(command[0], command, harness["env"])
     except OSError as error:
         os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
     os._exit(127)
+
+
+def keep_only(plan):
+    """Close every descriptor that the plan does not name; the /dev/null to read is that of the sandbox, not the machine's."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    after = 2
+    for fd in sorted([plan["lifeline"], plan["harness"], *plan["cgroup_fds"], NUM_FDS]):
+        os.closerange(after + 1, fd)
+        after = fd
 
 
 def _kill_if_alive(pid):
@@ -273,6 +286,7 @@ def serve(harness, relay, lifeline=-1):
 
 def main(argv):
     plan = json.loads(argv[1])
+    keep_only(plan)
     apply_limits(plan)
     relay = Relay()
     if plan["relay"]:

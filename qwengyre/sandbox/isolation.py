@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -54,6 +55,20 @@ MISSING_BWRAP: Final = (
 )
 
 
+EMPTY_IN_PROC: Final = (
+    "keys",
+    "key-users",
+    "kcore",
+    "latency_stats",
+    "sched_debug",
+    "timer_list",
+    "timer_stats",
+    "acpi",
+    "asound",
+    "scsi",
+)
+"""What of /proc tells of the machine, not of the sandbox: Docker's list, and keys that a user may see wherever they are."""
+FOR_OTHERS: Final = stat.S_IROTH | stat.S_IXOTH
 NO_VARIABLES: Final[Mapping[str, str]] = {}
 MIN_BWRAP: Final = (0, 8)
 """The first with --disable-userns and with --size."""
@@ -81,6 +96,16 @@ class View(msgspec.Struct, frozen=True):
     """Where in the sandbox the relay finds the gateway; empty for sandboxes without one."""
 
 
+class Identity(msgspec.Struct, frozen=True):
+    """An id of the machine, user and group alike, and the user namespaces that make it the user of a sandbox (`identities.py`)."""
+
+    uid: int
+    outer: int
+    """Descriptor of the namespace that bubblewrap works in."""
+    inner: int
+    """Descriptor of the one that the sandbox lives in."""
+
+
 def find_bwrap() -> str:
     """Path of bubblewrap. Raises SandboxError, saying what to install, when there is none or it is too old."""
     path = shutil.which("bwrap")
@@ -105,23 +130,36 @@ def interpreter_folders() -> tuple[str, ...]:
 
 def write_etc(folder: Path) -> None:
     """Write the files of /etc that every sandbox shares, none of them the host's."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     user = f"agent:x:{SANDBOX_UID}:{SANDBOX_UID}::{HOME}:/bin/bash\nnobody:x:65534:65534::/nonexistent:/bin/false\n"
-    (folder / "passwd").write_text(user)
-    (folder / "group").write_text(f"agent:x:{SANDBOX_UID}:\nnogroup:x:65534:\n")
-    (folder / "hosts").write_text("127.0.0.1 localhost\n")
-    (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
+    files = {
+        "empty": "",
+        "passwd": user,
+        "group": f"agent:x:{SANDBOX_UID}:\nnogroup:x:65534:\n",
+        "hosts": "127.0.0.1 localhost\n",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    }
+    (folder / "nothing").mkdir(exist_ok=True)
+    (folder / "nothing").chmod(0o755)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o644)
 
 
-def bwrap_arguments(bwrap: str, view: View, env: Mapping[str, str] = NO_VARIABLES) -> list[str]:
+def bwrap_arguments(bwrap: str, view: View, env: Mapping[str, str] = NO_VARIABLES, identity: Identity | None = None) -> list[str]:
     """The command line up to, and without, the program to run, which gets the variables `env` and no others.
+
+    No identity: the user of this process is that of the sandbox too.
 
     Only `SandboxHost.sandboxed` starts it: bubblewrap runs outside the sandbox, where a variable of a task (LD_PRELOAD) is code and
     everybody can read a command line. It is started without variables and reads the options from a descriptor.
     """
-    namespaces = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--disable-userns"]
-    identity = ["--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID), "--hostname", "sandbox"]
-    arguments = [bwrap, *namespaces, *identity, "--die-with-parent", "--as-pid-1", "--new-session"]
+    user = ["--unshare-user", "--disable-userns"]
+    if identity is not None:
+        user = ["--userns", str(identity.outer), "--userns2", str(identity.inner), "--cap-drop", "ALL"]
+    user += ["--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID)]
+    namespaces = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox"]
+    arguments = [bwrap, *user, *namespaces, "--die-with-parent", "--as-pid-1", "--new-session"]
     for name, value in env.items():
         arguments += ["--setenv", name, value]
     arguments += _system(view)
@@ -145,12 +183,23 @@ def _system(view: View) -> list[str]:
             arguments += ["--ro-bind", path, path]
     for name in ("passwd", "group", "hosts", "nsswitch.conf"):
         arguments += ["--ro-bind", f"{view.etc}/{name}", f"/etc/{name}"]
-    # Read-only: run by root, a program here has root's user id, to which /proc/sys/kernel of the host would be writable.
-    arguments += ["--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev", "--size", scratch, "--tmpfs", "/dev/shm"]
+    arguments += ["--proc", "/proc", "--remount-ro", "/proc"]
+    for name in EMPTY_IN_PROC:
+        if os.path.exists(path := f"/proc/{name}"):
+            arguments += ["--ro-bind", f"{view.etc}/{'nothing' if os.path.isdir(path) else 'empty'}", path]
+    arguments += ["--dev", "/dev", "--size", scratch, "--tmpfs", "/dev/shm"]
     arguments += ["--size", scratch, "--tmpfs", "/tmp", "--dir", HOME]
     for path in outermost(view.readable):
-        arguments += ["--ro-bind", path, path]
+        for shown in open_to_others(path):
+            arguments += ["--ro-bind", shown, shown]
     return arguments
+
+
+def open_to_others(path: str) -> list[str]:
+    """The path; what lies in it, if it is a folder that only its owner may enter. A sandbox of root is not its owner."""
+    if os.geteuid() == 0 and os.path.isdir(path) and os.stat(path).st_mode & FOR_OTHERS != FOR_OTHERS:
+        return [os.path.join(path, name) for name in sorted(os.listdir(path))]
+    return [path]
 
 
 def outermost(paths: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable
@@ -28,7 +29,10 @@ from qwengyre.sandbox.disk_threads import DiskThreads
 from qwengyre.sandbox.disk_watch import DiskWatch
 from qwengyre.sandbox.evaluator import Evaluator, Verdict
 from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, HarnessProcess
-from qwengyre.sandbox.host import SandboxHost, log_tail
+from qwengyre.sandbox.host import SandboxHost
+from qwengyre.sandbox.logs import log_tail
+from qwengyre.sandbox.room import Room
+from qwengyre.sandbox.tree import change_owner
 from qwengyre.sandbox.warm import WarmStarter
 from qwengyre.sandbox.workspace import move_tree, prepare_workspace, remove_tree
 
@@ -57,6 +61,7 @@ class Launcher:
         self.failed = failed
         if config.isolation == "bwrap":
             gateway.check()
+            gateway.open_to_sandboxes()
         self.host = SandboxHost(config, work)
         self._warm = WarmStarter(self.host) if config.warm_start else None
         self._threads = DiskThreads()
@@ -135,14 +140,15 @@ class Launcher:
     async def _run_harness(self, spec: ExecutionSpec, files: HarnessFiles) -> _HarnessEnd:
         """Start the harness, wait for its end or its timeout, kill what is left of it. Its sandbox is empty on return."""
         timeout_s = self.config.timeout_s or spec.task.agent_timeout_s
-        with self.host.cgroup(files.folder.name) as (cgroup, fds):
-            process = await self._start(spec, files, fds)
+        with self.host.room(files.folder.name, files.log) as room:
+            await self._threads.run(room.own, files.workspace, files.instruction)
+            process = await self._start(spec, files, room)
             try:
                 with self._watch.watching(files.workspace, process) as watched:
                     code = await process.wait(timeout_s)
             finally:
                 await process.kill()
-            memory_kills = cgroup.memory_kills()
+            memory_kills = room.cgroup.memory_kills()
         reason = watched.reason
         if memory_kills:
             reason = reason or f"killed at its memory limit of {self.config.limits.memory_mb} MB (limits.memory_mb)"
@@ -153,10 +159,10 @@ class Launcher:
             return _HarnessEnd(End.EXITED, 0, "")
         return _HarnessEnd(End.CRASHED, code, f"{reason or f'exit code {code}'}\n{tail}".strip())
 
-    async def _start(self, spec: ExecutionSpec, files: HarnessFiles, fds: list[int]) -> HarnessProcess:
+    async def _start(self, spec: ExecutionSpec, files: HarnessFiles, room: Room) -> HarnessProcess:
         if self._warm is not None:
-            return await self._warm.start(self.gateway, spec, files, fds)
-        return start_cold(self.host, self.gateway, spec, files, fds)
+            return await self._warm.start(self.gateway, spec, files, room)
+        return start_cold(self.host, self.gateway, spec, files, room)
 
     def _put_away(self, folder: Path, outcome: Outcome) -> None:
         if outcome.end in FAILED and self._num_kept < self.config.keep_failed and folder.exists():
@@ -165,6 +171,8 @@ class Launcher:
                 self.failed.mkdir(parents=True, exist_ok=True)
                 remove_tree(folder / "scratch")
                 remove_tree(self.failed / folder.name)
+                if os.geteuid() == 0:
+                    change_owner(folder, 0)
                 move_tree(folder, self.failed / folder.name)
             except OSError as error:
                 raise_if_disk_full(error, self.failed)

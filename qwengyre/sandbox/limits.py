@@ -168,6 +168,11 @@ def shell_prelude(rlimits: dict[str, int], cgroup_fds: Sequence[int]) -> str:
     return " && ".join([*join, *limit])
 
 
+def shell_close(fds: Sequence[int]) -> str:
+    """Bash that closes descriptors."""
+    return " ".join(["exec", *(f"{fd}>&-" for fd in fds)])
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Disk in use below a folder, counted up to a bound."""
 

@@ -16,7 +16,7 @@ from qwengyre.core.errors import ConfigError, SandboxError
 from qwengyre.sandbox.command import SHELLS, Runs, first_program, interpreter_of, runs
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.host import SandboxHost
-from qwengyre.sandbox.process import Program, run
+from qwengyre.sandbox.process import Program
 
 PROBE_TIMEOUT_S: Final = 60.0
 NOT_FOUND, NO_INTERPRETER, NO_FILE = 3, 4, 5
@@ -110,9 +110,8 @@ def _run_inside(host: SandboxHost, command: list[str]) -> int:
 
 
 def _probed(host: SandboxHost, probe: Program) -> subprocess.CompletedProcess[str]:
-    if host.isolated:
-        probe = host.sandboxed(msgspec.structs.replace(host.view([]), chdir="/"), probe)
-    return run(probe, PROBE_TIMEOUT_S)
+    view = msgspec.structs.replace(host.view([]), chdir="/") if host.isolated else None
+    return host.run(probe, view, PROBE_TIMEOUT_S)
 
 
 def _find_command(host: SandboxHost, program: str, files: Sequence[str]) -> None:

@@ -114,7 +114,7 @@ async def wait_readable(fd: int) -> None:
 
 
 class Program(msgspec.Struct, frozen=True):
-    """What to start, and with which descriptors."""
+    """What to start (`spawner.py`), and with which descriptors."""
 
     command: Sequence[str]
     env: dict[str, str]
@@ -126,29 +126,12 @@ class Program(msgspec.Struct, frozen=True):
     pass_fds: Sequence[int] = ()
     handed_fds: Sequence[int] = ()
     """Passed too, and closed here once the program is started, or cannot be."""
+    executable: str = ""
+    """What is executed, if not `command[0]`."""
     lifeline: int = -1
     """The write end of a pipe, closed when the program has ended (or this process has)."""
     is_sandbox: bool = False
     """The program is bubblewrap with a pid namespace of its own."""
-
-
-def start(program: Program) -> Process:
-    """Start a program in its own session. Raises OSError (FileNotFoundError and the like)."""
-    try:
-        popen = subprocess.Popen(
-            program.command,
-            env=program.env,
-            stdin=program.stdin,
-            stdout=program.output if program.stdout is None else program.stdout,
-            stderr=program.output,
-            pass_fds=(*program.pass_fds, *program.handed_fds),
-            start_new_session=True,
-            bufsize=0,
-        )
-    finally:
-        for fd in program.handed_fds:
-            os.close(fd)
-    return Process(popen, in_pid_namespace=program.is_sandbox, lifeline=program.lifeline)
 
 
 def run(program: Program, timeout_s: float) -> subprocess.CompletedProcess[str]:

@@ -18,8 +18,6 @@ from qwengyre.sandbox.channel import receive, send
 PR_SET_PDEATHSIG = 1
 LISTENER_FD = 3
 """Where a relay has the socket that it serves; it has no other descriptor above standard error."""
-NUM_FDS = 65536
-"""More than any process here has open."""
 
 
 class Relays:
@@ -92,7 +90,7 @@ def become_relay(parent, listener, path):
     if os.getppid() != parent:
         return
     os.dup2(listener, LISTENER_FD)
-    os.closerange(LISTENER_FD + 1, NUM_FDS)
+    os.closerange(LISTENER_FD + 1, inside.NUM_FDS)
     relay = inside.Relay()
     relay.add(socket.socket(fileno=LISTENER_FD), path)
     while True:

@@ -178,6 +178,21 @@ def take_powers(folder: Path) -> None:
         os.close(root)
 
 
+def change_owner(path: Path, uid: int) -> None:
+    """Give a file, or a folder with all that is in it, to a user and the group of the same number. Raises OSError."""
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        os.lchown(path, uid, uid)
+        return
+    root = open_folder(path)
+    try:
+        os.fchown(root, uid, uid)
+        for kind, parent, name in walk(root):
+            if kind is not Kind.FOLDER:
+                os.chown(name, uid, uid, dir_fd=parent, follow_symlinks=False)
+    finally:
+        os.close(root)
+
+
 class TreeSize(NamedTuple):
     num_bytes: int
     """Blocks in use; a file with several names counts once."""

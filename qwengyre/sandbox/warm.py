@@ -19,17 +19,21 @@ from typing import Final
 import qwengyre
 from qwengyre.core.errors import HarnessLost, SandboxError
 from qwengyre.sandbox.channel import receive, send
-from qwengyre.sandbox.cold import harness_view, open_input, open_output
+from qwengyre.sandbox.cold import harness_input, harness_view
 from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, harness_command, harness_environment
-from qwengyre.sandbox.host import SandboxHost, log_tail
-from qwengyre.sandbox.isolation import RELAY_PORT, WORKSPACE
-from qwengyre.sandbox.process import Process, Program, children, nameless_file, start, wait_readable
+from qwengyre.sandbox.host import SandboxHost
+from qwengyre.sandbox.isolation import RELAY_PORT, WORKSPACE, interpreter
+from qwengyre.sandbox.limits import shell_close
+from qwengyre.sandbox.logs import log_tail
+from qwengyre.sandbox.process import Process, Program, children, nameless_file, wait_readable
+from qwengyre.sandbox.room import Room
+from qwengyre.sandbox.spawner import run_from_memory
 
 log = logging.getLogger(__name__)
 
 PRELOAD_TIMEOUT_S: Final = 120.0
 HOLDER_TIMEOUT_S: Final = 60.0
-HOLDER: Final = ("/bin/bash", "--noprofile", "--norc", "-c", "echo; read")
+HOLDER: Final = ("/bin/bash", "--noprofile", "--norc", "-c")
 """Process 1 of a warm sandbox: says that the sandbox is made, holds it until its input closes, and reaps orphans."""
 EXIT_AFTER_KILL: Final = 137
 
@@ -53,13 +57,14 @@ class WarmStarter:
             if self._control is not None:
                 return
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            log = open_output(self._host.work / "zygote.log")
+            log = os.open(self._host.work / "zygote.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
             command = [sys.executable, "-P", "-m", "qwengyre.sandbox.zygote", str(theirs.fileno()), *self._modules]
             environment = self._host.environment("/nonexistent") | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
             search = [self._host.config.env.get("PYTHONPATH", ""), str(Path(qwengyre.__file__).parents[1])]
             environment["PYTHONPATH"] = ":".join(filter(None, search))
             try:
-                self._process = start(Program(command, environment, log, pass_fds=[theirs.fileno()]))
+                program = Program(command, environment, log, pass_fds=[theirs.fileno()])
+                self._process = self._host.start(run_from_memory(program, interpreter()))
             finally:
                 theirs.close()
                 os.close(log)
@@ -81,23 +86,21 @@ class WarmStarter:
             reason = received[0]["failed"] if received else log_tail(self._host.work / "zygote.log")
             raise SandboxError(f"harness.warm_start: {', '.join(self._modules)} cannot be imported ahead: {reason}")
 
-    async def start(self, gateway: Gateway, spec: ExecutionSpec, files: HarnessFiles, fds: list[int]) -> WarmProcess:
-        """Fork the harness of `spec` into a new sandbox; `fds` join its cgroup."""
+    async def start(self, gateway: Gateway, spec: ExecutionSpec, files: HarnessFiles, room: Room) -> WarmProcess:
+        """Fork the harness of `spec` into a new sandbox."""
         await self.open()
-        holder = await self._open_sandbox(gateway, files) if self._host.isolated else None
+        holder = await self._open_sandbox(gateway, files, room) if self._host.isolated else None
         self._numbers += 1
         number = self._numbers
         exited = self._exits[number] = asyncio.get_running_loop().create_future()
         process = WarmProcess(self, number, holder, exited)
         try:
             plan = nameless_file("plan", json.dumps(self._plan(gateway, spec, files)).encode())
-            output, stdin = open_output(files.log), open_input(self._host, files)
             try:
                 pid = children(holder.pid)[0] if holder else 0
-                self._send({"id": number, "holder": pid}, [plan, stdin, output, *fds])
+                self._send({"id": number, "holder": pid}, [plan, room.output, *room.cgroup_fds])
             finally:
-                for fd in (plan, output, stdin):
-                    os.close(fd)
+                os.close(plan)
         except BaseException:
             exited.cancel()
             await process.kill()
@@ -109,19 +112,17 @@ class WarmStarter:
             "command": harness_command(self._host, spec, files),
             "env": harness_environment(self._host, gateway, spec, files),
             "cwd": WORKSPACE if self._host.isolated else str(files.workspace),
-            "rlimits": self._host.plan([])["rlimits"],
+            "stdin": harness_input(self._host, files),
+            "rlimits": self._host.rlimits(),
             "relay": {"port": RELAY_PORT, "socket": gateway.socket},
         }
 
-    async def _open_sandbox(self, gateway: Gateway, files: HarnessFiles) -> Process:
+    async def _open_sandbox(self, gateway: Gateway, files: HarnessFiles, room: Room) -> Process:
         """Have bubblewrap make a sandbox and wait until it is complete. Raises SandboxError with what bubblewrap said."""
         view = harness_view(self._host, gateway, files)
-        output = open_output(files.log)
-        try:
-            program = Program(HOLDER, {}, output, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            holder = start(self._host.sandboxed(view, program))
-        finally:
-            os.close(output)
+        command = [*HOLDER, f"{shell_close(room.identity_fds)}; echo; read"]
+        program = Program(command, {}, room.output, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        holder = self._host.start(self._host.sandboxed(view, program, room.identity))
         try:
             async with asyncio.timeout(HOLDER_TIMEOUT_S):
                 await wait_readable(holder.stdout.fileno())

@@ -30,6 +30,8 @@ import traceback
 
 from qwengyre.sandbox import inside
 from qwengyre.sandbox.channel import receive, send
+from qwengyre.sandbox.keyring import join_new_session_keyring, leave_groups
+from qwengyre.sandbox.namespaces import USER
 from qwengyre.sandbox.relays import PR_SET_PDEATHSIG, Relays
 from qwengyre.sandbox.seccomp import filter_program
 
@@ -93,6 +95,9 @@ def give_up_privileges(last_user_namespace, filter_program):
     """
     if last_user_namespace is not None:
         _check(libc.setns(last_user_namespace, CLONE_NEWUSER), "setns(innermost user)")
+    if os.getuid() != USER:
+        os.setresgid(USER, USER, USER)
+        os.setresuid(USER, USER, USER)
     _prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     for capability in range(64):
         if libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
@@ -242,8 +247,10 @@ class Zygote:
         return int(answer)
 
     def prepare(self, message, fds):
-        """In the joiner: join the cgroups by their descriptors, then the namespaces."""
-        for fd in fds[3:]:
+        """In the joiner: leave groups and keyring, join the cgroups by their descriptors, then the namespaces."""
+        leave_groups()
+        join_new_session_keyring()
+        for fd in fds[2:]:
             os.write(fd, b"0")
         return join_namespaces(message["holder"])
 
@@ -267,7 +274,7 @@ class Zygote:
             os.setsid()
             inside.prctl(inside.PR_SET_CHILD_SUBREAPER, 1)
             _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-            for fd in fds[3:]:
+            for fd in fds[2:]:
                 os.write(fd, b"0")
             harness = os.fork()
             if harness == 0:
@@ -281,15 +288,15 @@ class Zygote:
 
     def finish(self, plan, fds):
         """Descriptors, signals and limits of a harness, then the harness. Never returns."""
-        _, stdin, output = fds[:3]
-        os.dup2(stdin, 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        os.umask(0o022)
+        os.dup2(os.open(plan["stdin"], os.O_RDONLY), 0)
+        os.dup2(fds[1], 1)
+        os.dup2(fds[1], 2)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.closerange(3, 65536)
+        os.closerange(3, inside.NUM_FDS)
         inside.apply_limits({"cgroup_fds": [], "rlimits": plan["rlimits"]})
         os._exit(run_module(plan))
 
@@ -315,6 +322,8 @@ def preload(modules):
 def main(argv):
     control = socket.socket(fileno=int(argv[1]))
     control.set_inheritable(False)
+    os.closerange(3, control.fileno())
+    os.closerange(control.fileno() + 1, inside.NUM_FDS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     zygote = Zygote(control)
     zygote.start_relays()

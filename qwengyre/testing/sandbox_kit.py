@@ -82,6 +82,7 @@ class Kit:
         socket = self.folder / "gateway" / "harness.sock"
         socket.parent.mkdir(exist_ok=True)
         socket.unlink(missing_ok=True)
+        os.umask(0)  # the kit's gateways have sockets that every user may open, as the real one has
         over_unix = await asyncio.start_unix_server(self.answer, str(socket), limit=2**24)
         over_tcp = await asyncio.start_server(self.answer, "127.0.0.1", 0, limit=2**24)
         url = f"http://127.0.0.1:{over_tcp.sockets[0].getsockname()[1]}"

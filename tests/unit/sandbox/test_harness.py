@@ -18,8 +18,9 @@ from qwengyre.sandbox.harness import (
     harness_command,
     harness_environment,
 )
-from qwengyre.sandbox.host import SandboxHost, log_tail
+from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.isolation import Mount, View, bwrap_arguments, outermost
+from qwengyre.sandbox.logs import log_tail
 from qwengyre.sandbox.task import Task
 
 TASK = Task("hello", "/tasks/hello", "do {model} and {workspace}", 1.0, 1.0, agent_env={"A": "task", "B": "task"})
