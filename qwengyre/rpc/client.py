@@ -86,6 +86,11 @@ class Client:
         if self._link is not None:
             self._link.connection.send(message)
 
+    def request_nowait(self, request: msgspec.Struct) -> None:
+        """A request of which nobody awaits the reply."""
+        if self._link is not None:
+            self._link.connection.send(request, next(self._numbers))
+
     @property
     def is_connected(self) -> bool:
         return self._link is not None
@@ -93,6 +98,11 @@ class Client:
     def close(self, reason: str = "closed by this side") -> None:
         if self._link is not None:
             self._link.connection.close(reason)
+
+    def cut(self, reason: str) -> None:
+        """Close the connection to a server that may not read any more."""
+        if self._link is not None:
+            self._link.connection.cut(reason)
 
     async def _connected(self) -> _Link:
         async with self._connecting:

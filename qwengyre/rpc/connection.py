@@ -90,10 +90,16 @@ class Connection(asyncio.Protocol):
         body = self._encode(message)
         transport.writelines((header(type(message).__name__, number, body), body))
         if number == NO_REPLY and transport.get_write_buffer_size() > MAX_BACKLOG_BYTES:
-            self._why_closed = "the other side does not read"
-            transport.abort()
+            self.cut("the other side does not read")
+
+    def cut(self, reason: str) -> None:
+        """At once, whatever is still to be sent: to who does not read, that would be never."""
+        self._why_closed = self._why_closed or reason
+        if self._transport is not None:
+            self._transport.abort()
 
     def close(self, reason: str = "closed by this side") -> None:
+        """After what is still to be sent."""
         self._why_closed = self._why_closed or reason
         if self._transport is not None:
             self._transport.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -13,10 +14,14 @@ import pytest
 
 from qwengyre.core import errors
 from qwengyre.core.errors import ConfigError, ContextOverflow, EngineUnavailable
-from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, Sampling
+from qwengyre.engines.api import GenerateRequest, Sampling
 from qwengyre.engines.remote import RemoteEngine
 from qwengyre.engines.server import EngineServer
-from qwengyre.engines.wire import LENGTH, MAX_FRAME_BYTES, Ask, Status
+from qwengyre.engines.wire import Offload, Start, Status
+from qwengyre.rpc.address import parse_address
+from qwengyre.rpc.connection import Connection
+from qwengyre.rpc.frames import HEADER
+from qwengyre.rpc.server import Server, Service
 from qwengyre.testing.engines import ScriptedEngine
 from tests.clock import put_forward
 
@@ -57,31 +62,22 @@ def test_without_the_token_there_is_no_service():
         EngineServer(ScriptedEngine(), secret=b"")
 
 
-@pytest.mark.parametrize("sent", [LENGTH.pack(MAX_FRAME_BYTES + 1), LENGTH.pack(3) + b"abc", b"GET / HTTP/1.1\r\n\r\n"])
-def test_bytes_that_are_no_frame_close_that_connection_alone(sent: bytes):
+def test_what_a_stranger_says_is_not_heard():
+    """What the wire does with strangers of every kind: tests/unit/rpc/test_wire.py."""
+
     async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
-        host, port = address.removeprefix("tcp://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(sent)
-        assert await reader.read() == b""
+        where = parse_address(address)
+        reader, writer = await asyncio.open_connection(where.host, where.port)
+        order = msgspec.msgpack.encode(Offload())
+        writer.write(HEADER.pack(len(order), 1) + order)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
         writer.close()
+        assert engine.capacity().kv_bytes_total > 0
         await engine.grant("a", 5)
         friend = RemoteEngine(address, secret=TOKEN)
         assert len(await tokens(friend, "a")) == 5
         await friend.close()
-
-    serve(body)
-
-
-def test_an_order_before_the_hello_closes_the_connection():
-    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
-        host, port = address.removeprefix("tcp://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        order = msgspec.msgpack.encode(Ask(0, "offload"))
-        writer.write(LENGTH.pack(len(order)) + order)
-        assert await reader.read() == b""
-        writer.close()
-        assert engine.capacity().kv_bytes_total > 0
 
     serve(body)
 
@@ -92,8 +88,8 @@ def test_a_lost_connection_ends_every_waiting_call_at_once_and_the_next_one_conn
         waiting = [asyncio.create_task(tokens(remote, f"held-{index}")) for index in range(5)]
         while len(engine.requests) < 5:
             await asyncio.sleep(0)
-        for peer in list(server._peers):
-            peer.protocol.close()
+        for connection in server.connections:
+            connection.close()
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(result, EngineUnavailable) for result in results)
         while engine.capacity().running:
@@ -105,28 +101,26 @@ def test_a_lost_connection_ends_every_waiting_call_at_once_and_the_next_one_conn
     serve(body)
 
 
+class Silent(Service):
+    """Says once how it is, and nothing after that."""
+
+    messages = (Start,)
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def begin(self, connection: Connection) -> None:
+        engine = ScriptedEngine()
+        connection.send(Status(engine.capacity(), engine.stats(), engine.capabilities()))
+
+
 def test_a_silent_server_is_given_up():
     async def main() -> None:
-        status = Status(
-            Capacity(0, 0, 1, 1, 1),
-            EngineStats(0, 0, 0, 0, 0, 0.0),
-            Capabilities("x", "x", 9, moves_kv=False, exact_logprobs=True),
-        )
-
-        async def greet_and_fall_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            body = msgspec.msgpack.encode(status)
-            writer.write(LENGTH.pack(len(body)) + body)
-            await reader.read(1)
-            put_forward(120.0)
-            await reader.read()
-            writer.close()
-
-        server = await asyncio.start_server(greet_and_fall_silent, "127.0.0.1", 0)
-        host, port = server.sockets[0].getsockname()
-        remote = RemoteEngine(f"tcp://{host}:{port}", secret=TOKEN, silence_deadline_s=60.0)
+        server = Server(TOKEN, Silent)
+        remote = RemoteEngine(await server.listen("tcp://127.0.0.1:0"), secret=TOKEN, silence_deadline_s=0.05)
         with pytest.raises(EngineUnavailable, match="silent"):
             await tokens(remote, "a")
-        server.close()
+        await server.close()
 
     asyncio.run(main())
 
@@ -141,7 +135,7 @@ def test_an_operation_has_a_deadline():
             await asyncio.Event().wait()
 
         engine.abort = never  # type: ignore[method-assign]
-        with pytest.raises(EngineUnavailable, match="abort"):
+        with pytest.raises(EngineUnavailable, match="Abort"):
             await remote.abort(["a"])
         await remote.close()
 
