@@ -89,10 +89,10 @@ def _tasks(config: RunConfig) -> tuple[list[Task], list[Task]]:
 
 
 def _generate_family(config: RunConfig) -> Path:
-    from qwengyre.sandbox.families.mini_repositories import generate
+    from qwengyre.sandbox.families.mini_repositories import EDITION, generate
 
     wanted, seed = config.tasks, config.runtime.seed
-    name = f"{wanted.family}-{seed}-{wanted.num_train}-{wanted.num_held_out}"
+    name = f"{wanted.family}-{EDITION}-{seed}-{wanted.num_train}-{wanted.num_held_out}"
     folder = Path(config.policy.cache) / "tasks" / name
     with _made_once(folder) as temporary:
         if temporary is not None:

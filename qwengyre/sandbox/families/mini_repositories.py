@@ -1,7 +1,8 @@
 """Mini repositories: a short specification, an empty workspace, tests that give the fraction of functions that work.
 
 Each task asks for three or four one-function files. `environment/check.py` is a self-test that the agent may run: it names
-the next missing file, and every wrong file once. `tests/score.py` scores the workspace on other inputs. No (operator,
+the next missing file, and every wrong file once. `tests/score.py` scores the workspace on other inputs, without running its code in the
+scorer's own process. No (operator,
 constant) pair, and so no test, of a held-out task occurs in a training task or in a demonstration of the warm-up.
 """
 
@@ -21,6 +22,8 @@ OPERATORS: dict[str, str] = {
 CONSTANTS = range(2, 41)
 NAMES = ("f", "g", "h", "k")
 HELD_OUT_SHARE = 0.25
+EDITION = 2
+"""Of what is written into a task: one of an earlier edition in a cache is not used."""
 CHECK_COMMAND = "python3 -IS check.py"
 WATCH_COMMAND = f"{CHECK_COMMAND} --watch"
 
@@ -118,7 +121,9 @@ def write_task(folder: Path, repository: MiniRepository) -> Path:
         "environment/Dockerfile": _DOCKERFILE,
         "environment/check.py": check_source(repository),
         "tests/test.sh": _TEST_SH,
-        "tests/score.py": _with_cases(_SCORE, repository.score_cases),
+        "tests/score.py": Path(__file__).with_name("score.py").read_text(encoding="utf-8"),
+        "tests/inputs.json": json.dumps({name: [x for x, _ in cases] for name, cases in repository.score_cases.items()}),
+        "tests/expected.json": json.dumps({name: [y for _, y in cases] for name, cases in repository.score_cases.items()}),
     }
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -128,11 +133,8 @@ def write_task(folder: Path, repository: MiniRepository) -> Path:
 
 def check_source(repository: MiniRepository) -> str:
     lines = {function.name: function.line for function in repository.functions}
-    return _with_cases(_CHECK, repository.check_cases).replace("@LINES@", json.dumps(lines))
-
-
-def _with_cases(source: str, cases: dict[str, list[tuple[int, int]]]) -> str:
-    return source.replace("@CASES@", json.dumps(cases)).replace("@WORKS@", _WORKS)
+    source = _CHECK.replace("@CASES@", json.dumps(repository.check_cases)).replace("@WORKS@", _WORKS)
+    return source.replace("@LINES@", json.dumps(lines))
 
 
 _TASK_TOML = """\
@@ -172,21 +174,6 @@ def works(name, root):
         return all(namespace[name](x) == y for x, y in CASES[name])
     except BaseException:
         return False
-'''
-
-_SCORE = '''\
-"""Write the fraction of the functions that work."""
-import os
-import sys
-
-CASES = @CASES@
-
-
-@WORKS@
-
-score = sum(works(name, ".") is True for name in CASES) / len(CASES)
-with open(sys.argv[1], "w", encoding="utf-8") as file:
-    file.write(f"{score:.6f}\\n")
 '''
 
 _CHECK = '''\
