@@ -30,6 +30,7 @@ def build_parts(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig | 
         "embedded": (_embedded, _trainer),
         "vllm": (_vllm, _trainer),
         "paced": (_paced_engine, _paced_trainer),
+        "served": (_served, _no_trainer),
     }
     if engine.engine not in kinds:
         raise ConfigError(f"a cell cannot have the engine {engine.engine!r}", key="engine.engine")
@@ -66,6 +67,16 @@ def _paced_engine(model_dir: Path, engine: EngineConfig, home: Home) -> Engine:
 
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     return PacedEngine(PacedPlan.read(engine.paced_plan), tokenizer, home.carrier, engine)
+
+
+def _served(model_dir: Path, engine: EngineConfig, home: Home) -> Engine:
+    from qwengyre.engines.completions import CompletionsEngine, open_http
+
+    return CompletionsEngine(open_http(engine.url), engine.served_as, max_context_tokens=engine.max_context_tokens)
+
+
+def _no_trainer(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig, home: Home) -> CellTrainer:
+    raise ConfigError("a served model is evaluated, never trained: its weights are elsewhere", key="engine.engine")
 
 
 def _trainer(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig, home: Home) -> CellTrainer:

@@ -16,13 +16,12 @@ from qwengyre.cli.options import named_as
 from qwengyre.cli.output import say
 from qwengyre.core.errors import ConfigError, EngineError, EngineUnavailable
 from qwengyre.core.ids import ExecutionId, ServerId
-from qwengyre.engines.completions import CompletionsEngine, ServedModel, served_models
+from qwengyre.engines.completions import CompletionsEngine, ServedModel, choose_served, open_http
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
 from qwengyre.gateway.records import Opened
 from qwengyre.gateway.serve import GatewayServer
 
 SERVER = ServerId("engine")
-PATIENT_S = 3600.0
 
 
 def gateway(
@@ -81,10 +80,7 @@ async def serve_alone(config: GatewayProcessConfig, target: Target, names: list[
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop.set)
-    limits = httpx.Limits(max_connections=None)
-    timeout = httpx.Timeout(PATIENT_S, connect=10.0)
-    headers = {"authorization": f"Bearer {target.key}"}
-    async with httpx.AsyncClient(base_url=target.url, headers=headers, timeout=timeout, limits=limits) as http:
+    async with open_http(target.url, target.key) as http:
         served = await _served(http, target, config)
         max_context_tokens = min(config.gateway.max_context_tokens, served.max_model_len or config.gateway.max_context_tokens)
         engine = CompletionsEngine(http, served.id, max_context_tokens=max_context_tokens)
@@ -102,21 +98,15 @@ async def serve_alone(config: GatewayProcessConfig, target: Target, names: list[
 
 async def _served(http: httpx.AsyncClient, target: Target, config: GatewayProcessConfig) -> ServedModel:
     """The model to ask for: the one named, else the one that the server has. Raises ConfigError when it does not have it."""
-    wanted = target.served_as or Path(config.model).name
+    default = Path(config.model).name
     try:
-        models = await served_models(http)
+        return await choose_served(http, target.served_as, default)
     except EngineUnavailable as error:
+        wanted = target.served_as or default
         say(f"{error}: calls are held until {wanted!r} is served there", err=True)
         return ServedModel(wanted)
     except EngineError as error:
-        raise ConfigError(str(error), key="--engine") from error
-    found = next((model for model in models if model.id == wanted), None)
-    if found is None and len(models) == 1 and not target.served_as:
-        found = models[0]
-    if found is None:
-        served = ", ".join(model.id for model in models) or "nothing"
-        raise ConfigError(f"{target.url} serves {served}, not {wanted!r}", key="--served-as")
-    return found
+        raise ConfigError(str(error), key="--served-as" if target.served_as else "--engine") from error
 
 
 def _opened(name: str, temperature: float, max_context_tokens: int, model: str) -> Opened:

@@ -78,7 +78,7 @@ def show_hours(hours: float) -> str:
 
 def print_table(report: Report, workload: Workload) -> None:
     """The comparison: time against the bounds, then what it costs in staleness, moves and idle capacity."""
-    console = _console()
+    console = wide_console()
     title = f"{report.workload}: {workload.steps} steps on {workload.nodes} nodes, {len(report.seeds)} seeds"
     time = _table(title, "policy", "time", "range", "ratio", "work bound", "path bound", "above")
     cost = _table("", "policy", "split", "staleness", "max", "token", "dropped", "moves", "idle rollout", "training")
@@ -91,7 +91,7 @@ def print_table(report: Report, workload: Workload) -> None:
 
 def print_plan(name: str, plan: Plan, workload: Workload) -> None:
     """The best settings, the Pareto front, what the winner saves on fresh seeds, and its TOML."""
-    console = _console()
+    console = wide_console()
     console.print(f"{name}: no group staler than {plan.max_staleness} steps; {len(plan.tried)} settings tried")
     columns = ("cells", "standalone", "mu", "phi", "two-way", "backlog", "time", "range", "staleness", "max", "saves")
     best = _table("Best", *columns)
@@ -128,7 +128,7 @@ def _plan_cells(result: Result, plan: Plan, workload: Workload) -> list[str]:
     ]
 
 
-def _console() -> Console:
+def wide_console() -> Console:
     """As wide as the terminal; elsewhere wide enough for every column."""
     console = SafeConsole(soft_wrap=True)
     return console if console.is_terminal else SafeConsole(width=120, soft_wrap=True)

@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from qwengyre.cli.output import say
 from qwengyre.config.dump import dump_toml
@@ -49,13 +50,18 @@ def train(
         config = load_run(run_file, overrides or [])  # type: ignore[arg-type]
         folder = RunFolder.create(runs_dir, config.runtime.name, dump_toml(config))
 
+    run_in(config, folder, is_new=resume is None)
+
+
+def run_in(config: RunConfig, folder: RunFolder, *, is_new: bool, on_stderr: bool = False) -> None:
+    """Run to the end, shown on standard output or error. The folder of a new run that was refused before it began is removed again."""
     from qwengyre.runtime.train import train as run  # imports the runtime, only once the input is known to be good
 
     stop_as_ctrl_c_does()
     try:
-        run(config, folder)
+        run(config, folder, Console(stderr=on_stderr))
     except (QwenGyreError, ExceptionGroup):
-        if resume is None and not folder.has_begun:
+        if is_new and not folder.has_begun:
             folder.remove()
         raise
     except KeyboardInterrupt:

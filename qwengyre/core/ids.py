@@ -18,6 +18,11 @@ MicroStepId = NewType("MicroStepId", str)
 LocalPath = NewType("LocalPath", str)
 """A file or folder of this machine in a run file, "" for none. Relative ones are made absolute when the run file is loaded."""
 
+Url = NewType("Url", str)
+"""An address in a run file: http:// or https://, "" for none."""
+ModelName = NewType("ModelName", str)
+"""What a server calls a model."""
+
 
 def execution_id(group: int, index: int) -> ExecutionId:
     """

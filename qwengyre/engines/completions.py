@@ -6,6 +6,7 @@ It cannot hand out KV or versions: calls move by their tokens alone, and every t
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator
 from typing import Any, Final, Literal
@@ -23,6 +24,9 @@ _REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
 """Any other end (`abort`, `error`) is an answer that is not whole: the call is held and asked again from its last token."""
 _PLAIN_SAMPLING: Final = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """From the whole distribution: a server would else take what the model's generation_config.json recommends."""
+KEY_VARIABLE: Final = "QWENGYRE_ENGINE_KEY"
+PATIENT_S: Final = 3600.0
+"""As long as a call may be held: a server that is busy with others answers late."""
 _TOO_LONG: Final = re.compile(r"maximum context length (?:is|of) (\d+)")
 
 
@@ -39,6 +43,17 @@ class _Choice(msgspec.Struct):
 class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     error: dict[str, Any] | None = None
+
+
+def open_http(url: str, key: str | None = None) -> httpx.AsyncClient:
+    """A client of the server at `url`, as patient as a long answer; its key is that of the environment unless one is given."""
+    given = os.environ.get(KEY_VARIABLE, "none") if key is None else key
+    return httpx.AsyncClient(
+        base_url=url.rstrip("/") + "/",
+        headers={"authorization": f"Bearer {given}"},
+        timeout=httpx.Timeout(PATIENT_S, connect=10.0),
+        limits=httpx.Limits(max_connections=None),
+    )
 
 
 class CompletionsEngine:
@@ -197,6 +212,17 @@ async def served_models(http: httpx.AsyncClient) -> tuple[ServedModel, ...]:
         raise EngineUnavailable(f"{http.base_url}: {type(error).__name__} {error}") from error
     except msgspec.MsgspecError as error:
         raise EngineError(f"{http.base_url}models is no list of models: {error}") from error
+
+
+async def choose_served(http: httpx.AsyncClient, served_as: str, default: str) -> ServedModel:
+    """The model of that name; without a name the one called `default`, or the only one. Raises EngineUnavailable, EngineError."""
+    models, wanted = await served_models(http), served_as or default
+    found = next((model for model in models if model.id == wanted), None)
+    if found is None and len(models) == 1 and not served_as:
+        found = models[0]
+    if found is None:
+        raise EngineError(f"{http.base_url} serves {', '.join(model.id for model in models) or 'nothing'}, not {wanted!r}")
+    return found
 
 
 class _Models(msgspec.Struct):

@@ -6,19 +6,24 @@ from typing import Literal
 
 import msgspec
 
-from qwengyre.core.ids import LocalPath
+from qwengyre.core.ids import LocalPath, ModelName, Url
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a cell serves calls. The defaults suit a model of about a million parameters on one core."""
 
-    engine: Literal["embedded", "vllm", "paced"] = "embedded"
+    engine: Literal["embedded", "vllm", "paced", "served"] = "embedded"
     """`embedded`: torch in the cell's process. `vllm`: vLLM beside it, on a GPU or a CPU (`make setup-vllm`).
-    `paced`: scripted tokens at the speed of an emulated device."""
+    `paced`: scripted tokens at the speed of an emulated device. `served`: a server elsewhere, whose model is evaluated, never trained."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """`vllm` only: of weights, keys and values inside the engine."""
     paced_plan: LocalPath = LocalPath("")
     """`paced` only: the file that says what everything takes (`qwengyre bench elastic` writes it)."""
+    url: Url = Url("")
+    """`served` only: base URL of an OpenAI-compatible server that knows token ids, as vLLM does, such as http://host:8000/v1. Its key is
+    taken from QWENGYRE_ENGINE_KEY."""
+    served_as: ModelName = ModelName("")
+    """`served` only: the model's name at that server."""
     max_running: int = 16
     """Calls that decode together; the others wait."""
     max_waiting: int = 256
@@ -45,6 +50,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if (self.engine == "paced") != bool(self.paced_plan):
             raise ValueError("paced_plan: the paced engine needs a plan, and no other engine takes one")
+        if (self.engine == "served") != bool(self.url and self.served_as):
+            raise ValueError("url: the served engine needs url and served_as, and no other engine takes them")
+        if self.url and not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"url: {self.url!r} is not a URL: expected http:// or https://")
         if self.dtype != "float32" and self.engine != "vllm":
             raise ValueError(f'dtype {self.dtype!r} needs engine = "vllm"; the others compute in float32')
         positive = ("max_running", "max_waiting", "block_size", "prefill_chunk", "stream_interval", "num_threads", "kv_blocks")

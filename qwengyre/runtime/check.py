@@ -79,13 +79,14 @@ def _check_tasks(config: RunConfig) -> Mistakes:
     if tasks.family:
         yield from _check_cache(config)
         return
+    trains = config.scheduler.steps > 0
     wrong = [
-        *_wrong_tasks(tasks.train, "tasks.train"),
+        *(_wrong_tasks(tasks.train, "tasks.train") if trains else ()),
         *(_wrong_tasks(tasks.held_out, "tasks.held_out") if tasks.held_out else ()),
     ]
     yield from wrong
     if not wrong:
-        for task in itertools.chain(*load_folders(tasks)):
+        for task in itertools.chain(*load_folders(tasks, trains=trains)):
             yield from _too_large(task, config.harness.limits)
     if config.evaluation.is_wanted and not tasks.held_out:
         yield ConfigError(
@@ -222,6 +223,19 @@ def _check_group_size(config: RunConfig) -> Mistakes:
         )
 
 
+def _check_steps(config: RunConfig) -> Mistakes:
+    """Without steps there is one version, which is evaluated at the start; a served model has its weights to itself."""
+    if not config.scheduler.steps and not config.evaluation.at_start:
+        yield ConfigError(
+            "without steps there is nothing to do but an evaluation at the start: switch that on", key="evaluation.at_start"
+        )
+    if config.engine.engine == "served" and config.scheduler.steps:
+        yield ConfigError(
+            "a served model is evaluated, never trained: its weights are elsewhere. `qwengyre evaluate`, or scheduler.steps = 0",
+            key="engine.engine",
+        )
+
+
 def _check_ranks(config: RunConfig) -> Mistakes:
     """What would have no effect, and would be looked for in vain."""
     if config.engine.engine == "paced" and config.trainer.ranks > 1:
@@ -260,6 +274,7 @@ CHECKS: Final[tuple[Callable[[RunConfig], Iterable[QwenGyreError]], ...]] = (
     _check_lengths,
     _check_objective,
     _check_group_size,
+    _check_steps,
     _check_ranks,
     _check_packages,
     _check_rules,

@@ -61,9 +61,12 @@ def keep_policy(model_dir: Path, folder: RunFolder) -> None:
     copy_model_files(model_dir, folder.policy, leave_out=(folder.renderer.name,))
 
 
-def load_folders(tasks: TasksConfig) -> tuple[list[Task], list[Task]]:
-    """Tasks to train on and to hold out, out of folders. Raises ConfigError for the first that is wrong, and for one that is in both."""
-    train = _load(tasks.train, "tasks.train")
+def load_folders(tasks: TasksConfig, *, trains: bool = True) -> tuple[list[Task], list[Task]]:
+    """Tasks to train on and to hold out, out of folders. Raises ConfigError for the first that is wrong, and for one that is in both.
+
+    Without training, only those to hold out.
+    """
+    train = _load(tasks.train, "tasks.train") if trains else []
     held_out = _load(tasks.held_out, "tasks.held_out") if tasks.held_out else []
     shared = {task.name for task in train} & {task.name for task in held_out}
     if shared:
@@ -83,7 +86,7 @@ def _load(folder: str, key: str) -> list[Task]:
 
 def _tasks(config: RunConfig) -> tuple[list[Task], list[Task]]:
     if not config.tasks.family:
-        return load_folders(config.tasks)
+        return load_folders(config.tasks, trains=config.scheduler.steps > 0)
     folder = _generate_family(config)
     return load_tasks(folder / "train"), load_tasks(folder / "held-out")
 

@@ -36,8 +36,10 @@ COMPUTE_TRIES = 3
 class Steps:
     """Owns the snapshots that are out, the membership groups, and the micro-steps that may still be claimed."""
 
-    def __init__(self, fleet: Fleet, folder: RunFolder, config: RuntimeConfig) -> None:
+    def __init__(self, fleet: Fleet, folder: RunFolder, config: RuntimeConfig, *, has_trainers: bool = True) -> None:
+        """Without trainers, as in an evaluation, there is no step, nothing to meet for, and nothing to save or to restore."""
         self._fleet, self._folder, self._config = fleet, folder, config
+        self._has_trainers = has_trainers
         self.micro_steps: dict[MicroStepId, MicroStep] = {}
         self.step_snapshot: Exposure | None = None
         self.published: Exposure | None = None
@@ -63,6 +65,8 @@ class Steps:
         if self._regroup is not None:
             self._regroup.cancel()
         self._cell_order = cell_order
+        if not self._has_trainers:
+            return
         self._regroup = asyncio.create_task(self._connect(cell_order), name="regroup")
 
     async def _connect(self, cell_order: tuple[int, ...]) -> None:
@@ -194,6 +198,8 @@ class Steps:
 
         The snapshot first: what a new life of the core finds as a checkpoint may be published without saving anything again.
         """
+        if not self._has_trainers:
+            return
         folder = self._folder
         await self._fleet.call(CORE, api.SaveSnapshot(str(folder.snapshots), step), api.Done)
         operation = api.SaveCheckpoint(
@@ -271,6 +277,8 @@ class Steps:
 
     async def restore_core(self) -> int:
         """Give a new life of the core its last durable state; return the steps done in it."""
+        if not self._has_trainers:
+            return 0
         step, directory = latest_checkpoint(self._folder.checkpoints)
         await self._fleet.call(CORE, api.LoadCheckpoint(str(directory)), api.Done)
         self.published = await self._expose_file(CORE)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from rich.console import Console
 
 from qwengyre.cell import api
 from qwengyre.cell.cell import CellSpec
@@ -63,11 +64,11 @@ class Journals(msgspec.Struct, frozen=True):
     trained: Journal
 
 
-def train(config: RunConfig, folder: RunFolder) -> None:
+def train(config: RunConfig, folder: RunFolder, console: Console | None = None) -> None:
     """Run to the end, from the beginning or from where a stop left it. Raises QwenGyreErrors for what the user can mend."""
     log_to(folder.logs / "controller.log")
     check_run(config, folder.path)
-    with Screen() as screen:
+    with Screen(console) as screen:
         for line in (f"run folder: {folder.path}", *(f"note: {note}" for note in worth_knowing(config))):
             screen.console.print(line, markup=False, highlight=False, soft_wrap=True)
         prepared = prepare(config, screen.progress)
@@ -168,7 +169,7 @@ class Run:
                 read_harness_rules(self.config.trajectory.harness_rules),
                 max_concurrent=config.runtime.max_concurrent_harnesses,
             ),
-            steps=Steps(fleet, self.shared, config.runtime),
+            steps=Steps(fleet, self.shared, config.runtime, has_trainers=config.scheduler.steps > 0),
             observer=self.observer,
             order=self.prepared.order,
             evaluation=self.prepared.evaluation,
@@ -211,7 +212,7 @@ class Run:
             engine=config.engine,
             trainer=config.trainer,
             collective_timeout_s=config.runtime.collective_timeout_s,
-            has_trainer=cell < config.scheduler.num_cells,
+            has_trainer=cell < config.scheduler.num_cells and config.scheduler.steps > 0,
             transfer=config.transfer.resolved(one_host=config.runtime.launcher == "local"),
         )
 
@@ -237,7 +238,7 @@ class Run:
             await controller.steps.checkpoint(0, controller.driver.journal.position)
             self.observer.began(resumed=False, kept=0, redispatched=0)
             controller.post(ev.RunStarted)
-            self.observer.doing = "training"
+            self.observer.doing = "training" if self.config.scheduler.steps else "evaluation"
             await controller.run()
             return
         await self._resume(controller)
@@ -255,7 +256,7 @@ class Run:
         controller.executions.outcomes.update({execution: done.outcome for execution, done in self.recovered.done.items()})
         await self._prepare_again(controller)
         controller.pending = commands_of_the_stop([controller.driver.decide(event) for event in events], self.recovered.scheduler)
-        self.observer.doing = "training"
+        self.observer.doing = "training" if self.config.scheduler.steps else "evaluation"
         await controller.run(restart=range(self.config.scheduler.num_cells + self.config.scheduler.num_standalone))
 
     async def _prepare_again(self, controller: Controller) -> None:
@@ -296,7 +297,8 @@ class Run:
 
     def _report(self) -> None:
         write_report(self.folder)
-        self.screen.console.print(outcome_table(self.observer.summary))
+        if self.config.scheduler.steps:
+            self.screen.console.print(outcome_table(self.observer.summary))
         if self.observer.summary.note:
             self.screen.console.print(f"note: {self.observer.summary.note}", markup=False, highlight=False, soft_wrap=True)
         self.screen.console.print(f"report: {self.folder.report}", markup=False, highlight=False, soft_wrap=True)

@@ -27,7 +27,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     streaming: bool | None = None
     """Train on groups as they get ready, instead of on whole steps. Unset: yes for `elastic`, else no."""
     steps: int = 10
-    """Optimizer steps of the run [S]."""
+    """Optimizer steps of the run [S]. 0 trains nothing: the first version is evaluated, as `qwengyre evaluate` does."""
     groups_per_step: int = 8
     """Rollout groups that one step consumes [B]."""
     executions_per_group: int = 8
@@ -64,9 +64,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "num_cells", "slots_per_cell", "steps", "groups_per_step", "executions_per_group", "steps_per_burst")
+        _at_least(self, 1, "num_cells", "slots_per_cell", "groups_per_step", "executions_per_group", "steps_per_burst")
         _at_least(self, 1, "slots_per_standalone")
-        _at_least(self, 0, "num_standalone", "dispatch_depth", "backlog", "evaluation_every_steps")
+        _at_least(self, 0, "steps", "num_standalone", "dispatch_depth", "backlog", "evaluation_every_steps")
         if not math.isfinite(self.dispatch_depth):
             raise ValueError("dispatch_depth must be a number: how many steps' worth of groups run ahead")
         if not math.isfinite(self.backlog):

@@ -168,7 +168,7 @@ def random_config(rng: np.random.Generator) -> SchedulerConfig:
         slots_per_standalone=int(rng.integers(1, 9)),
         training_cells=int(rng.integers(1, max(2, num_cells))),
         streaming=[None, True, False][int(rng.integers(3))],
-        steps=int(rng.integers(1, 9)),
+        steps=int(rng.integers(0, 9)),
         groups_per_step=int(rng.integers(1, 5)),
         executions_per_group=int(rng.integers(1, 5)),
         steps_per_burst=mu,

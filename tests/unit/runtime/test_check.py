@@ -70,6 +70,7 @@ def test_all_mistakes_are_told_at_once(kit: RunKit, tmp_path: Path):
         ("policy.max_tokens_per_call=1024", "leaves no room for a prompt in a context of 1024 (policy.max_context_tokens)"),
         ("engine.max_context_tokens=20", "policy.max_tokens_per_call: an answer may have 24 tokens, which leaves no room"),
         ("gateway.max_context_tokens=24", "in a context of 24 (gateway.max_context_tokens)"),
+        ("scheduler.steps=0", "evaluation.at_start: without steps there is nothing to do"),
         ("scheduler.executions_per_group=1", "scheduler.executions_per_group: an execution is compared"),
         ("ray.ranks_per_node=1", "ray.ranks_per_node: only the launcher"),
         ("trainer.kl_coefficient=0.01", "trajectory.keep_zero_advantage: executions of advantage 0 have a KL term"),

@@ -35,6 +35,15 @@ def test_dispatch_depth_is_that_of_the_paper(version: int, groups: int):
     assert config.num_groups_due(version) == groups
 
 
+def test_a_run_without_steps_evaluates_and_ends():
+    play = Play(**{**SMALL, "steps": 0}, evaluate_at_start=True, evaluation_group_sizes=(2, 1))
+    assert [(c.kind, c.num_executions) for c in play.said(cmd.Dispatch)] == [("evaluation", 2), ("evaluation", 1)]
+    play.end("e000000-0")
+    assert play.end("e000000-1") == []
+    report, finish = play.end("e000001-0")
+    assert report == cmd.ReportEvaluation(0, (0, 1)) and finish == cmd.FinishRun(0)
+
+
 def test_executions_go_to_the_least_loaded_server_and_ties_to_the_later_cell():
     play = Play(**SMALL)
     assert [c.server for c in play.said(cmd.Start)] == ["cell-2", "cell-1", "cell-0", "cell-2"]
