@@ -61,7 +61,7 @@ class RandomDriver:
                 fault = self._repair(at)
             assert fault is not None, f"stuck: {self.scheduler.awaited()}"
             self._send(fault)
-        assert self.ended.keys() == self.dispatched and set(self.ended.values()) == {1}
+        assert self.ended.keys() == self.dispatched and set(self.ended.values()) <= {1}
 
     def _send(self, event: ev.Event) -> None:
         out = self.scheduler.handle(event)
