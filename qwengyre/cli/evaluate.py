@@ -13,7 +13,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from qwengyre.cli.output import write_text
+from qwengyre.cli.output import say, write_text
 from qwengyre.cli.run_records import RunSources, read_scores
 from qwengyre.cli.train import run_in
 from qwengyre.config.dump import dump_toml
@@ -166,8 +166,8 @@ def show(found: Evaluated) -> None:
         table.add_row(task.task, *cells)
     wide_console().print(table)
     error = f" ± {found.standard_error:.3f}" if found.standard_error is not None else ""
-    typer.echo(f"score {_shown(found.score)}{error}, greedy {_shown(found.greedy)}, over {len(found.tasks)} tasks")
-    typer.echo(f"look into its executions with: qwengyre inspect {found.run}")
+    say(f"score {_shown(found.score)}{error}, greedy {_shown(found.greedy)}, over {len(found.tasks)} tasks")
+    say(f"look into its executions with: qwengyre inspect {found.run}")
 
 
 def _shown(value: float | None) -> str:

@@ -9,11 +9,11 @@ from types import FrameType
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from qwengyre.cli.output import say
 from qwengyre.config.dump import dump_toml
 from qwengyre.core.errors import ConfigError, QwenGyreError
+from qwengyre.dashboard.terminal import SafeConsole
 from qwengyre.runtime.run_config import RunConfig, load_run
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.metrics import has_finished
@@ -59,7 +59,7 @@ def run_in(config: RunConfig, folder: RunFolder, *, is_new: bool, on_stderr: boo
 
     stop_as_ctrl_c_does()
     try:
-        run(config, folder, Console(stderr=on_stderr))
+        run(config, folder, SafeConsole(stderr=on_stderr))
     except (QwenGyreError, ExceptionGroup):
         if is_new and not folder.has_begun:
             folder.remove()
