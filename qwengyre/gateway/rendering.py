@@ -18,11 +18,14 @@ from qwengyre.core.arrays import TOKEN
 from qwengyre.core.errors import ConfigError
 from qwengyre.gateway.protocol.answer import AnswerStart, Parsed, ParsedBlock, Parser
 from qwengyre.gateway.protocol.calls import IsString
+from qwengyre.gateway.protocol.conversation import Settled, settle, with_tools
 from qwengyre.gateway.protocol.parse import WholeParser
-from qwengyre.gateway.protocol.said import NewToolId, json_text
+from qwengyre.gateway.protocol.said import NewToolId, json_text, value_of
+from qwengyre.gateway.templates.abilities import abilities_of
 from qwengyre.gateway.templates.formats import keeps_white_space, new_parser_for
 from qwengyre.gateway.templates.found import settings_for
 from qwengyre.gateway.templates.make import Settings, make_renderer
+from qwengyre.gateway.templates.own import OwnTemplateRenderer
 from qwengyre.gateway.tokenizer import FastTokenizer
 from qwengyre.trajectory.match import Turn
 
@@ -58,6 +61,8 @@ class Rendering:
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
         self._new_parser = new_parser_for(tokenizer, renderer)
         self._string_parameters = StringParameters()
+        self._abilities = abilities_of(tokenizer, renderer)
+        self._literals = tokenizer.protect_from(renderer)
 
     @classmethod
     def from_folder(cls, model: str | Path, renderer: Settings) -> Rendering:
@@ -74,8 +79,9 @@ class Rendering:
         return cls(tokenizer, made)
 
     def render(self, turns: Sequence[Turn], tools: Sequence[dict]) -> np.ndarray:
-        """int32 (T,): the whole context, ready for the answer."""
-        ids = self.renderer.render_ids(self._messages(turns), tools=list(tools) or None, add_generation_prompt=True)
+        """int32 (T,): the whole context, ready for the answer. Raises ValueError for tools that the template has no place for."""
+        settled = self._settled(turns, tools)
+        ids = self.renderer.render_ids(self._messages(settled.turns), tools=self._tools(tools), add_generation_prompt=True)
         return np.asarray(ids, dtype=TOKEN)
 
     def extend(
@@ -132,7 +138,8 @@ class Rendering:
         num_prompt = len(row_T) - num_sampled
         first = max(0, num_prompt - TAIL_TOKENS)
         prompt, completion = row_T[first:num_prompt].tolist(), row_T[num_prompt:].tolist()
-        bridged = self.renderer.bridge_to_next_turn(prompt, completion, self._messages(new), tools=list(tools) or None)
+        settled = settle(new, has_later_system=self._abilities.has_later_system, is_beginning=False)
+        bridged = self.renderer.bridge_to_next_turn(prompt, completion, self._messages(settled.turns), tools=self._tools(tools))
         if bridged is None:
             return None
         ids, seen = bridged.token_ids, prompt + completion
@@ -142,10 +149,11 @@ class Rendering:
         return Rendered(how=How.BRIDGED, keep=first + keep, new_T=np.asarray(ids[keep:], dtype=TOKEN))
 
     def _splice(self, row_T: np.ndarray, turns: Sequence[Turn], num_answered: int, tools: Sequence[dict]) -> Rendered | None:
-        rendered = self.renderer.render(self._messages(turns), tools=list(tools) or None, add_generation_prompt=True)
+        settled = self._settled(turns, tools)
+        rendered = self.renderer.render(self._messages(settled.turns), tools=self._tools(tools), add_generation_prompt=True)
         if len(rendered.sampled_mask) != len(rendered.token_ids):
             return None
-        answered = num_answered - 1
+        answered = settled.sources.index(num_answered - 1)
         last = -1
         for at, (owner, sampled) in enumerate(zip(rendered.message_indices, rendered.sampled_mask, strict=True)):
             if owner == answered and sampled:
@@ -154,24 +162,51 @@ class Rendering:
             return None  # the answer was cut before its closing token
         return Rendered(how=How.SPLICED, keep=len(row_T), new_T=np.asarray(rendered.token_ids[last + 1 :], dtype=TOKEN))
 
+    def _settled(self, turns: Sequence[Turn], tools: Sequence[dict]) -> Settled:
+        settled = settle(turns, has_later_system=self._abilities.has_later_system)
+        return with_tools(settled, tools) if tools and not self._abilities.has_tools else settled
+
+    def _tools(self, tools: Sequence[dict]) -> list[dict] | None:
+        """Raises ValueError where neither the template nor the format of the answers knows tools."""
+        if not tools:
+            return None
+        if self._abilities.has_tools:
+            return self._literals.protect_all(tools)
+        if isinstance(self.renderer, OwnTemplateRenderer):
+            raise ValueError("it has no place for tools, so the policy would not know of them: use a harness without tools")
+        return None
+
     def _messages(self, turns: Sequence[Turn]) -> list[dict]:
-        return [_message(turn) for turn in turns]
+        return [self._message(turn) for turn in turns]
 
+    def _message(self, turn: Turn) -> dict:
+        protect = self._literals.protect
+        message: dict = {"role": turn.role, "content": protect(turn.text)}
+        if turn.reasoning is not None:
+            message["reasoning_content"] = protect(turn.reasoning)
+        if turn.tool_uses:
+            message["tool_calls"] = [
+                {
+                    "id": use.id,
+                    "type": "function",
+                    "function": {"name": protect(use.name), "arguments": protect(self._arguments(use.arguments))},
+                }
+                for use in turn.tool_uses
+            ]
+        if turn.role == "tool":
+            message["tool_call_id"] = turn.tool_use_id
+            if turn.name:
+                message["name"] = protect(turn.name)
+        return message
 
-def _message(turn: Turn) -> dict:
-    message: dict = {"role": turn.role, "content": turn.text}
-    if turn.reasoning is not None:
-        message["reasoning_content"] = turn.reasoning
-    if turn.tool_uses:
-        message["tool_calls"] = [
-            {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": use.arguments}}
-            for use in turn.tool_uses
-        ]
-    if turn.role == "tool":
-        message["tool_call_id"] = turn.tool_use_id
-        if turn.name:
-            message["name"] = turn.name
-    return message
+    def _arguments(self, text: str) -> str:
+        """Arguments as the policy wrote them, or, for a template that takes a JSON object only, in one."""
+        if self._abilities.takes_any_arguments:
+            return text
+        value = value_of(text)
+        if isinstance(value, dict):
+            return text
+        return "{}" if value in (None, "") else json_text({"arguments": value})
 
 
 def _block(call: ParsedToolCall) -> ParsedBlock:

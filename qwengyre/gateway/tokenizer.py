@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
+from renderers.base import Renderer
 from tokenizers import Tokenizer
 
 from qwengyre.core.errors import ConfigError
 from qwengyre.gateway.templates.jinja import ChatTemplate, read_json, special_tokens
+from qwengyre.gateway.templates.literal import Literals
 
 _CACHE_CHARS = 4_000_000
 _CACHED_TEXT_CHARS = 2_000_000
@@ -36,6 +38,8 @@ class FastTokenizer:
         self._cache: OrderedDict[str, list[int]] = OrderedDict()
         self._cached_chars = 0
         self._lock = threading.Lock()
+        self.literals: Literals | None = None
+        """Makes text of control tokens that a harness spelled out, for the renderer that this tokenizer has."""
         self.num_encoded_tokens = 0
         """Tokens that were really encoded, cache hits aside."""
 
@@ -69,13 +73,21 @@ class FastTokenizer:
         given = {name: value for name, value in settings.items() if name not in ("tokenize", "return_dict")}
         return self.encode(self.template.render(messages, **given))
 
+    def protect_from(self, renderer: Renderer) -> Literals:
+        """Have control tokens that are spelled out in texts stay text, once these went through the result's `protect`."""
+        template = self.template.source if self.template is not None else ""
+        self.literals = Literals(self._tokenizer, renderer, template)
+        return self.literals
+
     def encode(self, text: str, *_: object, **__: object) -> list[int]:
         with self._lock:
             cached = self._cache.get(text)
             if cached is not None:
                 self._cache.move_to_end(text)
                 return cached
-        if len(text) < _LONG_CHARS:
+        if self.literals is not None and self.literals.are_in(text):
+            ids = self.literals.encode(text)
+        elif len(text) < _LONG_CHARS:
             ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         else:
             ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
