@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
+import re
 import secrets
 import tempfile
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from rich.console import Console
@@ -53,6 +54,7 @@ from qwengyre.transfer.shm import cleanup
 
 log = logging.getLogger(__name__)
 AUDIT_BATCH = 64
+SEGMENTS: Final = re.compile(r"qwengyre-[0-9a-f]{16}")
 SECRET_BYTES = 32
 
 
@@ -84,8 +86,18 @@ def train(config: RunConfig, folder: RunFolder, console: Console | None = None) 
 
 
 def segment_prefix(run: Path) -> str:
-    """Of the shared memory of all lives of the run in this folder: one that was killed leaves it to the next to remove."""
-    return f"qwengyre-{hashlib.sha256(str(run).encode()).hexdigest()[:12]}"
+    """Of the shared memory of all lives of the run in this folder: one that was killed leaves it to the next to remove.
+
+    Drawn once for each run, and kept with its secrets: every user of the machine may make files where this memory is.
+    """
+    kept = RunFolder(run).segments
+    if kept.is_file() and SEGMENTS.fullmatch(name := kept.read_text(encoding="utf-8", errors="replace")):
+        return name
+    name = f"qwengyre-{secrets.token_hex(8)}"
+    kept.unlink(missing_ok=True)
+    kept.touch(mode=0o600, exist_ok=False)
+    kept.write_text(name, encoding="utf-8")
+    return name
 
 
 class Run:

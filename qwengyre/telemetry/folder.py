@@ -15,7 +15,8 @@ class RunFolder:
 
     config.toml             the config as resolved
     harness-rules.toml      the file that trajectory.harness_rules named, if any
-    journal/                controller.log, gateway.log: the durable truth; trained.log: what each step trained, for the audit
+    journal/                controller.log, gateway.log: the durable truth; trained.log: what each step trained, for the audit;
+                            secret, segments: what harnesses' keys are made of, what the run's shared memory is called
     metrics.jsonl           one record a line (telemetry/records.py)
     tensorboard/            the same numbers as event files
     policy/                 config, tokenizer and renderer of the policy: what every checkpoint has beside its weights
@@ -36,6 +37,7 @@ class RunFolder:
         self.controller_journal = self.journal / "controller.log"
         self.gateway_journal = self.journal / "gateway.log"
         self.trained_journal = self.journal / "trained.log"
+        self.segments = self.journal / "segments"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.policy = self.path / "policy"

@@ -12,9 +12,10 @@ import itertools
 import mmap
 import os
 import secrets
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -163,11 +164,21 @@ class ShmCarrier:
 
 
 def cleanup(prefix: str) -> int:
-    """Remove the segments of every process of a run, dead ones included; return how many there were."""
-    paths = list(SHM_DIR.glob(f"{prefix}-*"))
-    for path in paths:
-        path.unlink(missing_ok=True)
-    return len(paths)
+    """Remove the segments of every process of a run, dead ones included; return how many there were.
+
+    Whatever else has such a name (a folder, a link, a file of another user) is not ours, and is passed over.
+    """
+    num_removed = 0
+    for path in SHM_DIR.glob(f"{prefix}-*"):
+        with suppress(FileNotFoundError, PermissionError):
+            if _is_own(path.lstat()):
+                path.unlink()
+                num_removed += 1
+    return num_removed
+
+
+def _is_own(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _make(name: str, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> tuple[Exposure, _Segment]:
@@ -180,10 +191,14 @@ def _make(name: str, arrays: Mapping[str, Pieces], *, version: int, epoch: int) 
 def _fenced(exposure: Exposure) -> Iterator[int]:
     """The segment's file, open. Raises StaleRead when it is not that exposure's, before or after what is done with it."""
     try:
-        fd = os.open(SHM_DIR / exposure.location, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(SHM_DIR / exposure.location, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise StaleRead(f"{exposure.location} was released") from None
+    except OSError as error:
+        raise StaleRead(f"{exposure.location} is not a segment of this run: {error.strerror}") from None
     try:
+        if not _is_own(os.fstat(fd)):
+            raise StaleRead(f"{exposure.location} is not a segment of this run: somebody else made it")
         before = _check_header(fd, exposure)
         yield fd
         if _check_header(fd, exposure) != before:
