@@ -256,6 +256,16 @@ def _check_packages(config: RunConfig) -> Mistakes:
         require_vllm()
 
 
+def _check_wires(config: RunConfig) -> Mistakes:
+    """What asks nobody who he is, the user has to answer for."""
+    if config.transfer.carrier == "mooncake" and not config.transfer.mooncake_trusts_network:
+        yield ConfigError(
+            "Mooncake lets whoever reaches a node's ports read and overwrite weights and KV. Set it to true if a firewall or a network of "
+            'their own keeps everybody else from the nodes; else use carrier = "tcp"',
+            key="transfer.mooncake_trusts_network",
+        )
+
+
 def _check_harness(config: RunConfig) -> Mistakes:
     """With the workspaces of its tasks, which may bring what the command names."""
     for name in sorted(RESERVED & config.harness.env.keys()):
@@ -277,6 +287,7 @@ CHECKS: Final[tuple[Callable[[RunConfig], Iterable[QwenGyreError]], ...]] = (
     _check_steps,
     _check_ranks,
     _check_packages,
+    _check_wires,
     _check_rules,
     _check_tasks,
     _check_policy,

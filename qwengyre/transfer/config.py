@@ -17,6 +17,9 @@ class TransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Engine, of the extra `mooncake`. `auto`: by the launcher, `shm` or `tcp`."""
     host: str = ""
     """Address that `tcp` and `mooncake` are read at; empty: the cell's own. Other hosts must reach it. Traffic is not encrypted."""
+    mooncake_trusts_network: bool = False
+    """Mooncake asks nobody who he is and listens on every interface: whoever reaches a node's ports can read and OVERWRITE weights and
+    KV. Set it to true if nobody but this run's nodes can reach them; a run with `carrier = "mooncake"` does not start otherwise."""
     mooncake_protocol: Literal["tcp", "rdma"] = "tcp"
     """What Mooncake uses. `rdma` needs an HCA on every host and refuses to start without one."""
     mooncake_device: str = ""

@@ -11,6 +11,7 @@ bits, so that only those who were told of one can read it; the bytes are not enc
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import socket
@@ -22,6 +23,7 @@ import msgspec
 import numpy as np
 
 from qwengyre.core.errors import StaleRead, TransferError
+from qwengyre.rpc.doorway import shut
 from qwengyre.transfer.api import Exposure, Pieces
 from qwengyre.transfer.layout import as_bytes, copy_pieces, destinations, lay_out, pieces_of, views
 
@@ -30,6 +32,11 @@ OK, STALE = b"\0", b"\1"
 LENGTH = struct.Struct("<I")
 MAX_REQUEST_BYTES = 1 << 20
 MAX_READERS = 64
+"""Reads that are served at once; others wait their turn."""
+MAX_SILENT = 128
+"""Connections without a request. With more, the oldest is closed."""
+ASK_DEADLINE_S = 10.0
+"""Longest wait for the next bytes of a request."""
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
@@ -67,6 +74,9 @@ class TcpCarrier:
         self._deadline_s = deadline_s
         self._segments: dict[str, _Segment] = {}
         self._readers = threading.BoundedSemaphore(MAX_READERS)
+        self._silent: dict[socket.socket, None] = {}
+        """Connections that have not asked for anything yet, in the order in which they came."""
+        self._lock = threading.Lock()
         try:
             self._listener = socket.create_server((host, 0), backlog=MAX_READERS)
         except OSError as error:
@@ -130,7 +140,7 @@ class TcpCarrier:
         for segment in self._segments.values():
             segment.is_released = True
         self._segments.clear()
-        self._listener.close()
+        shut(self._listener)
 
     def _own(self, exposure: Exposure) -> _Segment:
         try:
@@ -139,36 +149,50 @@ class TcpCarrier:
             raise TransferError(f"{exposure.location} is not exposed by this process") from None
 
     def _accept(self) -> None:
+        """Nobody is waited for here: a reader asks within a round trip, a stranger may never."""
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
+            except OSError:  # closed
                 return
-            if not self._readers.acquire(timeout=self._deadline_s):
-                connection.close()
-                continue
+            with self._lock:
+                self._silent[connection] = None
+                oldest = next(iter(self._silent)) if len(self._silent) > MAX_SILENT else None
+            if oldest is not None:
+                with contextlib.suppress(OSError):  # it has ended already
+                    oldest.shutdown(socket.SHUT_RDWR)
             threading.Thread(target=self._serve, args=(connection,), name="tcp-carrier-read", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                connection.settimeout(self._deadline_s)
+                connection.settimeout(min(ASK_DEADLINE_S, self._deadline_s))
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._answer(connection)
+                wanted = self._hear(connection)
+                connection.settimeout(self._deadline_s)
+                if self._readers.acquire(timeout=self._deadline_s):
+                    try:
+                        self._answer(connection, wanted)
+                    finally:
+                        self._readers.release()
         except (OSError, TransferError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.debug("read_not_served", extra={"reason": str(error)})
-        finally:
-            self._readers.release()
 
-    def _answer(self, connection: socket.socket) -> None:
-        header = bytearray(LENGTH.size)
-        _receive(connection, memoryview(header))
-        (size,) = LENGTH.unpack(header)
-        if size > MAX_REQUEST_BYTES:
-            raise TransferError(f"a request of {size} bytes")
-        body = bytearray(size)
-        _receive(connection, memoryview(body))
-        wanted = msgspec.msgpack.decode(body, type=Wanted)
+    def _hear(self, connection: socket.socket) -> Wanted:
+        try:
+            header = bytearray(LENGTH.size)
+            _receive(connection, memoryview(header))
+            (size,) = LENGTH.unpack(header)
+            if size > MAX_REQUEST_BYTES:
+                raise TransferError(f"a request of {size} bytes")
+            body = bytearray(size)
+            _receive(connection, memoryview(body))
+            return msgspec.msgpack.decode(body, type=Wanted)
+        finally:
+            with self._lock:
+                del self._silent[connection]
+
+    def _answer(self, connection: socket.socket, wanted: Wanted) -> None:
         segment = self._segments.get(wanted.name)
         before = segment.sequence if segment is not None else 0
         reason = "was released" if segment is None else segment.why_stale(wanted)

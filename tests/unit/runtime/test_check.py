@@ -150,3 +150,9 @@ def test_an_environment_that_no_workspace_could_hold_is_named(kit: RunKit):
     (found,) = mistakes(kit, "harness.limits.disk_mb=1")
     file.unlink()
     assert found == "harness.limits.disk_mb: train-0's environment/ takes 2, more than a workspace may (1): raise it"
+
+
+def test_what_lets_anybody_write_weights_is_refused_until_the_user_answers_for_the_network(kit: RunKit):
+    words = "transfer.mooncake_trusts_network: Mooncake lets whoever reaches a node's ports read and overwrite"
+    assert words in "".join(mistakes(kit, "transfer.carrier=mooncake"))
+    assert words not in "".join(mistakes(kit, "transfer.carrier=mooncake", "transfer.mooncake_trusts_network=true"))

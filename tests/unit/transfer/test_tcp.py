@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from qwengyre.core.errors import TransferError
-from qwengyre.transfer.tcp import LENGTH, TcpCarrier, Wanted
+from qwengyre.transfer.tcp import LENGTH, MAX_SILENT, TcpCarrier, Wanted
 
 DEADLINE_S = 60.0
 
@@ -63,3 +64,22 @@ def test_nobody_listening_is_an_error_with_the_address(carrier):
         address = f"127.0.0.1:{gone.getsockname()[1]}"
     with pytest.raises(TransferError, match=address):
         carrier.read(msgspec.structs.replace(exposure, location=f"{address}/name"))
+
+
+def test_idle_strangers_do_not_delay_a_read(carrier):
+    exposure = carrier.expose({"x": np.arange(4)}, version=1, epoch=1)
+    idle = [connect(exposure.location) for _ in range(MAX_SILENT + 40)]
+    np.testing.assert_array_equal(carrier.read(exposure)["x"], np.arange(4))
+    with contextlib.suppress(ConnectionError):
+        while idle[0].recv(4096):  # the oldest was closed
+            pass
+    for one in idle:
+        one.close()
+
+
+def test_a_carrier_that_is_closed_listens_no_more():
+    carrier = TcpCarrier()
+    exposure = carrier.expose({"x": np.arange(4)}, version=1, epoch=1)
+    carrier.close()
+    with pytest.raises(ConnectionError):
+        connect(exposure.location)
