@@ -19,7 +19,7 @@ import typer
 from qwengyre.bench.output import say
 from qwengyre.core.errors import SandboxError
 from qwengyre.core.records import End
-from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.sandbox.config import HarnessConfig, LimitsConfig
 from qwengyre.sandbox.disk_threads import DiskThreads
 from qwengyre.sandbox.disk_watch import DiskWatch
 from qwengyre.sandbox.evaluator import Evaluator
@@ -56,7 +56,8 @@ async def measure(num_executions: int, at_once: int, isolation: str) -> dict[str
     """Name -> cost of `cold` and `warm` (harness only) and of `evaluator`. Raises SandboxError when an execution does not end well."""
     with tempfile.TemporaryDirectory(prefix="qwengyre-bench-") as folder:
         task = _make_task(Path(folder) / "task")
-        config = HarnessConfig(command=("python3", "-m", HARNESS), isolation=isolation)
+        limits = LimitsConfig(best_effort=True)
+        config = HarnessConfig(command=("python3", "-m", HARNESS), isolation=isolation, limits=limits)
         evaluator = await _evaluations(config, task, Path(folder) / "evaluator", num_executions, at_once)
         costs = {"evaluator": evaluator}
         for name in ("cold", "warm"):

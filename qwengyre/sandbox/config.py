@@ -14,7 +14,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one execution, and each run of its evaluator, may use."""
 
     memory_mb: int = 1024
-    """Resident memory: of all processes together where cgroups are writable, else writable data of each process."""
+    """Memory of all processes together, shared memory and /tmp included, without swap."""
     processes: int = 128
     """Processes and threads alive at once."""
     disk_mb: int = 256
@@ -25,11 +25,18 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Size of /tmp (where HOME is) and of /dev/shm, each in memory. Bubblewrap only."""
     open_files: int = 1024
     """Open files of one process."""
+    cpus: float = 2.0
+    """Processors in use at once. All executions together weigh at most as much as the processes of the run beside them."""
+    best_effort: bool = False
+    """Start also where no cgroup can be made, as in many containers: then only each process by itself is limited (its memory without
+    shared memory), the number of processes, and no processor. Without it such a run does not start."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if getattr(self, name) < 1:
+            if name != "cpus" and name != "best_effort" and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if not (math.isfinite(self.cpus) and self.cpus >= 0.01):
+            raise ValueError("cpus must be at least 0.01 and finite")
 
 
 class HarnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

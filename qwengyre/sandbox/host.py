@@ -49,6 +49,13 @@ SYSTEM_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/b
 DIE_WITH_PARENT: Final = f"{setpriv} --pdeathsig KILL" if (setpriv := shutil.which("setpriv", path=SYSTEM_PATH)) else ""
 """bubblewrap 0.8 loses its own --die-with-parent for process 1 where --disable-userns is used by a normal user."""
 
+NO_CGROUPS: Final = (
+    "the {what} of an execution cannot be limited here: this user may make no cgroups for it. Start the run in a cgroup of its own "
+    "(systemd-run --user --scope -p Delegate=yes qwengyre train ...), or give the container its own, writable (docker run --cgroupns "
+    "private, with /sys/fs/cgroup mounted read-write). Or set best_effort = true in [harness.limits], for harnesses and policies "
+    "that will not use up the machine"
+)
+
 
 class SandboxHost:
     """Make command lines, environments and cgroups of sandboxes. Raises SandboxError when isolation cannot be given."""
@@ -70,8 +77,17 @@ class SandboxHost:
                 raise SandboxError(f"harness.readable: {path} would show every execution the workspaces of the others in {work}")
         self._dying: list[Cgroup] = []
         self.cgroups = find_cgroup_parent(f"{CGROUP_PREFIX}{os.getpid()}-{id(self):x}")
+        if self.isolated and not config.limits.best_effort and (unlimited := self._unlimited()):
+            self.close_cgroups()
+            raise SandboxError(NO_CGROUPS.format(what=unlimited))
         self._identities = find_identities() if self.isolated else None
         self._spawner = Spawner()
+
+    def _unlimited(self) -> str:
+        """What of an execution as a whole the kernel cannot be made to limit here."""
+        if self.cgroups is None:
+            return "memory and processors"
+        return "" if "cpu" in self.cgroups.folders else "processors"
 
     def environment(self, home: str) -> dict[str, str]:
         """Variables that every program in a sandbox gets, and no others of the host."""
@@ -185,11 +201,14 @@ class SandboxHost:
         """Resource limits of each process of a sandbox."""
         return resource_limits(self.config.limits, has_cgroup=self.cgroups is not None)
 
-    def close(self) -> None:
-        """Give everything back. Every sandbox must have ended."""
+    def close_cgroups(self) -> None:
         self._dying = [cgroup for cgroup in self._dying if not cgroup.remove()]
         if self.cgroups:
             self.cgroups.remove()
+
+    def close(self) -> None:
+        """Give everything back. Every sandbox must have ended."""
+        self.close_cgroups()
         self._spawner.close()
         if self._identities:
             self._identities.close()

@@ -1,8 +1,9 @@
-"""Memory and process limits of a sandbox: cgroups where this user may make them, resource limits in any case."""
+"""Limits of a sandbox: memory, processes and processors by cgroups where this user may make them, resource limits in any case."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +19,16 @@ CGROUP_PREFIX: Final = "qwengyre-"
 CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
 MOVED_TRIES: Final = 3
 """A program that moves a folder while it is measured seldom does so twice in a row."""
-_V1: Final = {"memory": "memory.limit_in_bytes", "pids": "pids.max"}
-_V2: Final = {"memory": "memory.max", "pids": "pids.max"}
+_V1: Final = {"memory": "memory.limit_in_bytes", "pids": "pids.max", "cpu": "cpu.cfs_quota_us"}
+_V2: Final = {"memory": "memory.max", "pids": "pids.max", "cpu": "cpu.max"}
+_NEEDED: Final = ("memory", "pids")
+"""Without these two a launcher makes no cgroups."""
+CPU_PERIOD_US: Final = 100_000
+"""The kernel's default."""
+_WEIGHTS: Final = {"cpu.weight": 100, "cpu.shares": 1024}
+"""File of the group of all sandboxes -> what one process weighs beside it; v2, v1."""
+_NO_SWAP: Final = {"memory.swap.max": "0", "memory.memsw.limit_in_bytes": ""}
+"""File -> value that keeps a sandbox from swapping out what it may not hold; empty: its limit of memory. v2, v1."""
 
 
 class CgroupParent(msgspec.Struct, frozen=True):
@@ -32,13 +41,28 @@ class CgroupParent(msgspec.Struct, frozen=True):
 
     def create(self, name: str, limits: LimitsConfig) -> Cgroup:
         """Make the cgroup of one sandbox. Raises OSError when it cannot be made."""
-        values = {"memory": str(limits.memory_mb * MIB), "pids": str(limits.processes)}
+        quota = str(int(limits.cpus * CPU_PERIOD_US))
+        memory = str(limits.memory_mb * MIB)
+        values = {
+            "memory": memory,
+            "pids": str(limits.processes),
+            "cpu": quota if self.files is _V1 else f"{quota} {CPU_PERIOD_US}",
+        }
         folders = sorted({folder / name for folder in self.folders.values()})
         for folder in folders:
             folder.mkdir(exist_ok=True)
         for controller, folder in self.folders.items():
             (folder / name / self.files[controller]).write_text(values[controller])
+        for file, value in _NO_SWAP.items():
+            if (path := self.folders["memory"] / name / file).exists():
+                path.write_text(value or memory)
         return Cgroup(folders=tuple(folders))
+
+    def weigh(self) -> None:
+        """Let all sandboxes together weigh as much as one busy process of each processor: what they do not need is others' anyway."""
+        for file, one in _WEIGHTS.items():
+            if "cpu" in self.folders and (path := self.folders["cpu"] / file).exists():
+                path.write_text(str(one * (os.cpu_count() or 1)))
 
     def remove(self) -> None:
         for folder in set(self.folders.values()):
@@ -87,12 +111,45 @@ def find_cgroup_parent(name: str, root: Path = CGROUP_ROOT, own: str | None = No
     if (root / "cgroup.controllers").exists():
         for base in (root / groups.get("", "/").lstrip("/"), root):
             with contextlib.suppress(OSError):
-                return _parent(dict.fromkeys(_V2, base / name), _V2)
+                return _parent(dict.fromkeys(_delegated(base, root), base / name), _V2)
         return None
-    with contextlib.suppress(OSError):
-        bases = {key: root / key / groups.get(key, "/").lstrip("/") for key in _V1}
-        return _parent({key: base / name for key, base in bases.items()}, _V1)
+    bases = {key: root / key / groups.get(key, "/").lstrip("/") for key in _V1}
+    for keys in (_V1, _NEEDED):
+        with contextlib.suppress(OSError):
+            return _parent({key: bases[key] / name for key in keys}, _V1)
     return None
+
+
+def _delegated(base: Path, root: Path) -> list[str]:
+    """Controllers that groups below `base` can have, switched on there. Raises OSError when one that is needed is not among them.
+
+    A group with processes in it hands none down: a normal user's own, as `systemd-run --user --scope -p Delegate=yes` makes it, has its
+    processes moved into one below it.
+    """
+    listed = base / "cgroup.controllers"
+    have = (listed if listed.exists() else root / "cgroup.controllers").read_text().split()
+    wanted = [controller for controller in _V2 if controller in have]
+    if not set(_NEEDED) <= set(wanted):
+        raise OSError(errno.ENOENT, "no controllers of memory and processes")
+    control = base / "cgroup.subtree_control"
+    missing = set(wanted) - set(control.read_text().split() if control.exists() else ())
+    if missing:
+        order = " ".join(f"+{controller}" for controller in wanted)
+        try:
+            control.write_text(order)
+        except OSError as error:  # what cannot be switched on shows when a group with a limit is made
+            if error.errno == errno.EBUSY and os.geteuid() != 0:
+                _empty_into_child(base)
+                control.write_text(order)
+    return wanted
+
+
+def _empty_into_child(base: Path) -> None:
+    inner = base / "qwengyre-own"
+    inner.mkdir(exist_ok=True)
+    for pid in (base / "cgroup.procs").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            (inner / "cgroup.procs").write_text(pid)
 
 
 def _own_groups(text: str) -> dict[str, str]:
@@ -114,9 +171,10 @@ def _parent(folders: dict[str, Path], files: dict[str, str]) -> CgroupParent:
             folder.mkdir()
             made.append(folder)
         if files is _V2:
-            (made[0] / "cgroup.subtree_control").write_text("+memory +pids")
+            (made[0] / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in folders))
         parent = CgroupParent(folders=folders, files=files)
         parent.create("trial", LimitsConfig()).remove()
+        parent.weigh()
         return parent
     except OSError:
         for folder in made:

@@ -66,7 +66,7 @@ class Kit:
         return load_task(folder)
 
     def config(self, start: str = "cold", **settings: Any) -> HarnessConfig:
-        limits = LimitsConfig(**settings.pop("limits", {}))
+        limits = LimitsConfig(**{"best_effort": True, **settings.pop("limits", {})})
         return msgspec.structs.replace(
             HarnessConfig(
                 command=("python3", "-m", PROBE, "{instruction}"),

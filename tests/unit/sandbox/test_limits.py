@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -34,6 +35,37 @@ def test_version_1_uses_one_folder_for_each_controller(tmp_path):
     assert (tmp_path / "memory/box/q-1/e1/memory.limit_in_bytes").read_text() == str(64 * 2**20)
     assert (tmp_path / "pids/q-1/e1/pids.max").read_text() == "7"
     assert set(cgroup.folders) == {tmp_path / "memory/box/q-1/e1", tmp_path / "pids/q-1/e1"}
+
+
+def test_processors_are_limited_and_weighed_where_they_can_be(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for path in ("memory", "pids", "cpu/box"):
+        (one / path).mkdir(parents=True)
+    parent = find_cgroup_parent("q-1", one, "8:pids:/\n4:memory:/\n3:cpu,cpuacct:/box\n")
+    assert parent is not None
+    parent.create("e1", LimitsConfig(cpus=1.5))
+    assert (one / "cpu/box/q-1/e1/cpu.cfs_quota_us").read_text() == "150000"
+    (one / "cpu/box/q-1/cpu.shares").write_text("1024")
+    parent.weigh()
+    assert (one / "cpu/box/q-1/cpu.shares").read_text() == str(1024 * (os.cpu_count() or 1))
+    two.mkdir()
+    (two / "cgroup.controllers").write_text("cpuset cpu io memory pids")
+    (two / "cgroup.procs").write_text("")
+    parent = find_cgroup_parent("q-1", two, "0::/\n")
+    assert parent is not None
+    parent.create("e1", LimitsConfig(cpus=0.5))
+    assert (two / "q-1/e1/cpu.max").read_text() == "50000 100000"
+    assert set((two / "cgroup.subtree_control").read_text().split()) == {"+memory", "+pids", "+cpu"}
+
+
+def test_a_sandbox_does_not_swap(tmp_path):
+    (tmp_path / "cgroup.controllers").write_text("memory pids")
+    (tmp_path / "cgroup.procs").write_text("")
+    parent = find_cgroup_parent("q-1", tmp_path, "0::/\n")
+    (tmp_path / "q-1/e1").mkdir()
+    (tmp_path / "q-1/e1/memory.swap.max").write_text("max")
+    parent.create("e1", LIMITS)
+    assert (tmp_path / "q-1/e1/memory.swap.max").read_text() == "0"
 
 
 def test_no_cgroup_where_none_may_be_made(tmp_path):
