@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -16,10 +17,14 @@ def dashboard(
     port: Annotated[int, typer.Option(help="Port on this machine; 0 takes a free one.")] = 8420,
     refresh_s: Annotated[int, typer.Option(help="Seconds between two looks while the run goes on.")] = 5,
 ) -> None:
-    """Watch a run in the browser: the report, drawn anew at every look. Ends with Ctrl-C."""
+    """Watch a run in the browser: the report, drawn anew at every look. Ends with Ctrl-C.
+
+    The address that it prints holds a token: other users of this machine, and other pages in your browser, see nothing.
+    """
     folder = RunFolder.open(run)
     from qwengyre.dashboard.server import HOST, dashboard_app, listen, serve
 
     listener = listen(port)
-    say(f"http://{HOST}:{listener.getsockname()[1]}/  shows {folder.path}; Ctrl-C ends it")
-    serve(dashboard_app(folder, refresh_s=refresh_s), listener)
+    token = secrets.token_urlsafe(16)
+    say(f"http://{HOST}:{listener.getsockname()[1]}/?token={token}  shows {folder.path}; Ctrl-C ends it")
+    serve(dashboard_app(folder, refresh_s=refresh_s, token=token), listener)

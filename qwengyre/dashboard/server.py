@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from qwengyre.core.errors import ConfigError, QwenGyreError
 from qwengyre.core.text import html_text
+from qwengyre.dashboard.guard import Guard
 from qwengyre.dashboard.page import page
 from qwengyre.dashboard.report import report_html
 from qwengyre.dashboard.series import run_series
@@ -21,8 +22,11 @@ from qwengyre.telemetry.summary import read_summary
 HOST = "127.0.0.1"
 
 
-def dashboard_app(folder: RunFolder, *, refresh_s: int = 5) -> Starlette:
-    """GET / is the report (it reloads itself until the run has ended), GET /summary.json the numbers."""
+def dashboard_app(folder: RunFolder, *, refresh_s: int = 5, token: str = "") -> Guard:
+    """GET / is the report (it reloads itself until the run has ended), GET /summary.json the numbers.
+
+    With a `token` both ask for it: `/?token=...` once, which leaves a cookie.
+    """
 
     def report(request: Request) -> Response:
         run = run_series(folder)
@@ -38,10 +42,11 @@ def dashboard_app(folder: RunFolder, *, refresh_s: int = 5) -> Starlette:
         body = [f"<h1>{html_text(folder.path.name)}</h1><p>{html_text(str(error))}</p>"]
         return HTMLResponse(page("QwenGyre", body, refresh_s=refresh_s), status_code=500)
 
-    return Starlette(
+    pages = Starlette(
         routes=[Route("/", report), Route("/summary.json", summary)],
         exception_handlers={QwenGyreError: refused},
     )
+    return Guard(pages, token)
 
 
 def listen(port: int) -> socket.socket:
@@ -58,7 +63,7 @@ def listen(port: int) -> socket.socket:
     return listener
 
 
-def serve(app: Starlette, listener: socket.socket) -> None:
+def serve(app: Guard, listener: socket.socket) -> None:
     """Serve until interrupted."""
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
     server.run(sockets=[listener])
