@@ -8,7 +8,10 @@ from typing import Annotated
 import typer
 
 from qwengyre.cli.output import say
+from qwengyre.core.errors import ConfigError
 from qwengyre.telemetry.folder import RunFolder
+
+PAGES = (".html", ".svg")
 
 
 def report(
@@ -16,6 +19,8 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Write here: a page, or a picture if it ends in .svg.")] = None,
 ) -> None:
     """Write report.html into the folder of one run, or compare the held-out scores of several in one page."""
+    if out is not None and out.suffix not in PAGES:
+        raise ConfigError(f"a report is a page or a picture: end its name in {' or '.join(PAGES)}", file=str(out), key="--out")
     from qwengyre.dashboard.report import write_comparison, write_picture, write_report
 
     folders = [RunFolder.open(run) for run in runs]

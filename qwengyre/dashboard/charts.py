@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from qwengyre.dashboard import svg
-from qwengyre.dashboard.series import RunSeries, thin
+from qwengyre.dashboard.series import RunSeries, alike, thin
 from qwengyre.dashboard.svg import Plot, Point
 from qwengyre.dashboard.view import clock, quantity
 
@@ -172,11 +172,9 @@ def health(run: RunSeries) -> list[str]:
 
 
 def comparison(runs: Sequence[RunSeries], *, by_time: bool) -> str:
-    """Several runs by policy: lines are the reward on training tasks, bold for the mean of a policy's runs; dots are held-out scores."""
+    """Several runs: lines are the reward on training tasks, bold for the mean of runs that differ by their seed; dots are held-out scores."""
     height, top = 380.0, 40.0
-    groups: dict[str, list[RunSeries]] = defaultdict(list)
-    for run in runs:
-        groups[run.policy or run.label].append(run)
+    groups = alike(runs)
     lines = {name: [_training(run, by_time) for run in members] for name, members in groups.items()}
     scores = {name: [_held_out(run, by_time) for run in members] for name, members in groups.items()}
     points = [point for curves in (*lines.values(), *scores.values()) for curve in curves for point in curve] or [(0.0, 0.0)]

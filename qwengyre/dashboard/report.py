@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from qwengyre.core.text import html_text
 from qwengyre.dashboard import charts
 from qwengyre.dashboard.live import outcome_rows
 from qwengyre.dashboard.page import page, pairs, section, stacked, standalone, table, tiles
-from qwengyre.dashboard.series import RunSeries, run_series
+from qwengyre.dashboard.series import RunSeries, alike, run_series
 from qwengyre.dashboard.view import clock
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.learning import note_of_all
@@ -89,10 +88,14 @@ def report_html(run: RunSeries, *, refresh_s: int | None = None) -> str:
 
 
 def comparison_html(runs: Sequence[RunSeries]) -> str:
-    """Several runs in one page: by step, by time, and a table with the mean of every policy."""
+    """Several runs in one page: by step, by time, and a table with the means of runs that differ by their seed only."""
     body = [
         f"<h1>{len(runs)} runs</h1><div class='sub'>Held-out score at the training temperature.</div>",
-        section("By step", "Thin: one run. Bold: the mean over the runs of one policy.", charts.comparison(runs, by_time=False)),
+        section(
+            "By step",
+            "Thin: one run. Bold: the mean over runs that differ by their seed only.",
+            charts.comparison(runs, by_time=False),
+        ),
         section("By time", "The same evaluations, on each run's clock.", charts.comparison(runs, by_time=True)),
         section(
             "Outcome",
@@ -110,6 +113,8 @@ def comparison_html(runs: Sequence[RunSeries]) -> str:
 
 def _subtitle(run: RunSeries) -> str:
     unfinished = "running" if run.is_running else "interrupted: `qwengyre train --resume` goes on"
+    if not run.began and not run.is_running:
+        unfinished = "being prepared (a policy that is made first takes minutes), or stopped before it began"
     state = unfinished if run.ended is None else run.ended.reason
     cells = f"{run.began[0].num_cells} cells, policy {run.policy}" if run.began else "not begun"
     return f"{cells}, {clock(run.end_s)} on the run's clock, {state}"
@@ -134,7 +139,7 @@ def _tiles(run: RunSeries) -> list[tuple[str, str, str]]:
             f"{summary.switches_to_training} switches to training, {summary.switches_to_rollout} back",
         ),
         ("Joins in mid-step", str(summary.joins_mid_step), f"idle share {summary.idle_share:.0%}"),
-        ("Peak memory", f"{summary.peak_rss_gb:.1f} GB", "all processes, PSS"),
+        ("Peak memory", f"{max([summary.peak_rss_gb, *(rate.memory_gb for rate in run.rates)]):.1f} GB", "all processes, PSS"),
     ]
 
 
@@ -164,10 +169,10 @@ def _step_table(run: RunSeries) -> str:
 
 def _outcomes(runs: Sequence[RunSeries]) -> list[list[str]]:
     rows = []
-    by_policy: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+    numbers: dict[int, tuple[float, ...]] = {}
     for run in runs:
         first, last = run.evaluations[0], run.evaluations[-1]
-        numbers = (
+        numbers[id(run)] = (
             first.score,
             last.score,
             last.score - first.score,
@@ -177,11 +182,11 @@ def _outcomes(runs: Sequence[RunSeries]) -> list[list[str]]:
             run.end_s / 60,
             run.summary.idle_share,
         )
-        by_policy[run.policy].append(numbers)
-        rows.append([run.label, run.policy, *_shown(numbers)])
-    for policy, members in by_policy.items():
-        means = tuple(sum(column) / len(members) for column in zip(*members, strict=True))
-        rows.append([f"mean of {len(members)}", policy, *_shown(means)])
+        rows.append([run.label, run.policy, *_shown(numbers[id(run)])])
+    for label, members in alike(runs).items():
+        if len(members) > 1:
+            means = tuple(sum(column) / len(members) for column in zip(*(numbers[id(run)] for run in members), strict=True))
+            rows.append([f"mean of {len(members)}", label, *_shown(means)])
     return rows
 
 

@@ -56,6 +56,25 @@ class RunSeries(msgspec.Struct, frozen=True, kw_only=True):
         return self.began[0].policy if self.began else ""
 
 
+def alike(runs: Sequence[RunSeries]) -> dict[str, list[RunSeries]]:
+    """Runs that differ by nothing but their seed, under a label of what tells them from the others; of no others is a mean worth a thing.
+
+    That is known by the name in the run file, the policy, the number of cells and the number of steps.
+    """
+    facts = [_facts(run) for run in runs]
+    shared = set(facts[0]).intersection(*facts) if facts else set()
+    groups: dict[str, list[RunSeries]] = {}
+    for run, told in zip(runs, facts, strict=True):
+        own = [fact for fact in told if fact not in shared]
+        groups.setdefault(", ".join(own) or run.policy or run.label, []).append(run)
+    return groups
+
+
+def _facts(run: RunSeries) -> tuple[str, ...]:
+    began = run.began[0] if run.began else None
+    return (began.name, run.policy, f"{began.num_cells} cells", f"{began.num_steps} steps") if began else (run.label,)
+
+
 def run_series(folder: RunFolder) -> RunSeries:
     """Read a run folder. A run that has only just begun gives empty series."""
     is_running = folder.controller_journal.exists() and is_in_use(folder.controller_journal)

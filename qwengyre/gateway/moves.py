@@ -12,6 +12,7 @@ import asyncio
 import logging
 
 from qwengyre.core.errors import EngineError, TransferError
+from qwengyre.core.ids import ServerId
 from qwengyre.engines.api import Engine
 from qwengyre.gateway.call import LiveCall
 from qwengyre.gateway.control_api import MoveCalls, Moved
@@ -42,8 +43,8 @@ async def move(gateway: Gateway, asked: MoveCalls) -> Moved:
     engine = gateway.engine(asked.source)
     running = [call for execution, _ in leaving for call in execution.live.values() if call.server == asked.source]
     count = _Count()
-    count.calls = len(running)
     await _stop(engine, running, min(STOP_DEADLINE_S, asked.deadline_s / 2))
+    count.calls = sum(_goes_elsewhere(execution, to, asked.source, call) for execution, to in leaving for call in running)
     transfers = asyncio.Semaphore(CONCURRENT_TRANSFERS)
     try:
         async with asyncio.timeout_at(began + asked.deadline_s), asyncio.TaskGroup() as tasks:
@@ -65,6 +66,12 @@ async def move(gateway: Gateway, asked: MoveCalls) -> Moved:
         kv_bytes=count.kv_bytes,
         seconds=asyncio.get_running_loop().time() - began,
     )
+
+
+def _goes_elsewhere(execution: Execution, to: ServerId | None, source: ServerId, call: LiveCall) -> bool:
+    """Whether a call that was stopped has more to generate, and on another server: its last tokens may have ended it."""
+    is_its_own = execution.live.get(call.tokens.asked.call) is call
+    return is_its_own and to not in (None, source)
 
 
 async def _stop(engine: Engine | None, running: list[LiveCall], deadline_s: float) -> None:

@@ -83,6 +83,7 @@ class Controller:
         self.driver = Driver(stations.scheduler, stations.journal, stations.clock, self._handlers())
         self.driver.on_decided = self._on_decided
         self.fleet.on_lost = self._on_cell_lost
+        self.fleet.say = self.observer.say
         self.steps.on_poisoned = stations.journal.append
 
     def _handlers(self) -> dict[type, Callable[[cmd.Command], Awaitable[None] | None]]:

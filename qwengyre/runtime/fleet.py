@@ -56,6 +56,8 @@ class Fleet:
         self._retired: list[CellClient] = []
         """Of lost lives: closed at the end, since calls may still be failing on them."""
         self.on_lost: Callable[[int], None] = lambda cell: None
+        self.say: Callable[[str], None] = lambda line: None
+        """Tells the user why a process was lost."""
 
     def server(self, number: int) -> ServerId:
         return numbered_server(number, self._num_cells)
@@ -95,6 +97,7 @@ class Fleet:
             return
         self._retired.append(self.cells.pop(cell).client)
         log.error("cell_lost", extra={"cell": cell, "incarnation": live.spec.incarnation, "reason": reason})
+        self.say(f"{self.server(cell)}: {reason}")
         live.process.kill()
         if live.watch is not None and live.watch is not asyncio.current_task():
             live.watch.cancel()

@@ -58,8 +58,12 @@ class Observer:
         self._memory_gb = 0.0
         self._groups_done = 0
         self._recomputed_at_publish: dict[tuple[int, int], int] = {}
+        self._made: dict[tuple[int, int], int] = {}
+        """Tokens that each life of a cell had generated when it was last asked."""
         self._recomputed_before = (self.summary.tokens_recomputed_at_publish, self.summary.tokens_recomputed_after_move)
         self._busy_before = (1.0 - self.summary.idle_share) * self.summary.minutes * 60 * num_serving(config)
+        self.gateway_restarts = 0
+        """In this life: what the gateway counts begins again with each."""
         self.doing = "starting"
         self._steps = StepHistory()
         self._told: set[Cause] = set()
@@ -230,8 +234,12 @@ class Observer:
 
     def see_calls(self, report: GatewayReport, engines: Sequence[EngineStats]) -> None:
         """At the end: every token that engines made must be in a record; no client may have seen an error of ours."""
-        made, recorded = sum(engine.tokens_generated for engine in engines), report.stats.tokens_sampled
-        self.say(f"engines made {made} tokens, the gateway recorded {recorded}")
+        newest = {cell: max(life for of, life in self._made if of == cell) for cell, _ in self._made}
+        earlier = [tokens for (cell, life), tokens in self._made.items() if life < newest[cell]]
+        made = sum(engine.tokens_generated for engine in engines) + sum(earlier)
+        lost = f" ({len(earlier)} lost engines up to their last heartbeat)" if earlier else ""
+        again = " since it was started again" if self.gateway_restarts else ""
+        self.say(f"engines made {made} tokens{lost}, the gateway recorded {report.stats.tokens_sampled}{again}")
         self.say(f"calls: {report.stats.calls_started}, answered with an error of ours: {report.stats.server_errors}")
 
     def see_audit(self, report: AuditReport) -> None:
@@ -250,6 +258,11 @@ class Observer:
         self.metrics.close()
 
     def write_summary(self) -> None:
+        self._refresh_summary()
+        counts = {name: getattr(self.summary, name) for name in COUNTS}
+        self.metrics.record(metric.CountsSampled(self._now(), counts))
+
+    def _refresh_summary(self) -> None:
         summary, elapsed = self.summary, self._now()
         summary.minutes = elapsed / 60
         summary.switches_to_training = self._tally.switches_to_training
@@ -260,8 +273,6 @@ class Observer:
         busy = self._busy_before + sum(self._work.busy_s.values())
         summary.idle_share = min(1.0, max(0.0, 1.0 - busy / (num_cells * elapsed))) if elapsed > 0 else 0.0
         write_summary(self._folder.summary, summary)
-        counts = {name: getattr(summary, name) for name in COUNTS}
-        self.metrics.record(metric.CountsSampled(elapsed, counts))
 
     # ------------------------------------------------------------------ polling and drawing
 
@@ -285,6 +296,7 @@ class Observer:
             self.metrics.record(metric.RatesSampled(now, *self._rates, self._memory_gb))
             self.summary.tokens_recomputed_after_move = self._recomputed_before[1] + stats.tokens_recomputed_after_move
             self._see_health(fleet)
+            self._refresh_summary()
 
     def _see_health(self, fleet: Fleet) -> None:
         for cell, live in fleet.cells.items():
@@ -292,6 +304,7 @@ class Observer:
                 self._work.observe(cell, "engine", live.health.engine.busy_s)
                 key = cell, live.spec.incarnation
                 self._recomputed_at_publish[key] = live.health.engine.tokens_recomputed_at_publish
+                self._made[key] = live.health.engine.tokens_generated
         self.summary.tokens_recomputed_at_publish = self._recomputed_before[0] + sum(self._recomputed_at_publish.values())
 
     async def _draw(self, scheduler: Scheduler, fleet: Fleet) -> None:

@@ -187,8 +187,12 @@ class Run:
             evaluation=self.prepared.evaluation,
         )
         controller = Controller(config, stations)
-        gateway_process.on_restarted = controller.gateway_restarted
+        gateway_process.on_restarted = lambda: self._gateway_restarted(controller)
         return controller
+
+    async def _gateway_restarted(self, controller: Controller) -> None:
+        self.observer.gateway_restarts += 1
+        await controller.gateway_restarted()
 
     def _settings(self) -> ExecutionSettings:
         policy, engine = self.config.policy, self.config.engine

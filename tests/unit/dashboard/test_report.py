@@ -4,15 +4,17 @@ import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from qwengyre.cli.report import report
 from qwengyre.core.errors import ConfigError
 from qwengyre.dashboard import charts
 from qwengyre.dashboard.report import report_html, write_comparison, write_picture, write_report
-from qwengyre.dashboard.series import RoleSpan, series_of, thin
+from qwengyre.dashboard.series import RoleSpan, alike, run_series, series_of, thin
 from qwengyre.dashboard.server import HOST, dashboard_app, listen
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.metrics import Metrics
@@ -104,6 +106,35 @@ def test_a_comparison_is_a_page_or_a_picture(tmp_path: Path):
     assert "elastic (2 runs)" in html
     picture = ElementTree.fromstring(write_comparison(folders, tmp_path / "compare.svg").read_text())
     assert picture.tag.endswith("svg")
+
+
+def test_runs_that_have_nothing_to_do_with_each_other_are_not_averaged(tmp_path: Path):
+    def named(name: str, steps: int) -> list:
+        began, *rest = small_run()
+        return [msgspec.structs.replace(began, name=name, num_steps=steps), *rest]
+
+    kinds = (("a-1", "a", 3), ("a-2", "a", 3), ("b-1", "b", 3), ("a-long", "a", 9))
+    folders = [folder_of(tmp_path, label, named(name, steps)) for label, name, steps in kinds]
+    groups = alike([run_series(folder) for folder in folders])
+    assert {label: len(runs) for label, runs in groups.items()} == {"a, 3 steps": 2, "b, 3 steps": 1, "a, 9 steps": 1}
+    html = write_comparison(folders, tmp_path / "compare.html").read_text()
+    assert html.count("mean of") == 1 and "mean of 2" in html
+
+
+def test_a_picture_in_a_format_that_is_not_made_is_refused(tmp_path: Path):
+    folder = folder_of(tmp_path, "run", small_run())
+    with pytest.raises(ConfigError, match=r"x\.png: --out: a report is a page or a picture"):
+        report([folder.path], out=tmp_path / "x.png")
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_a_run_whose_policy_is_being_made_is_not_called_interrupted(tmp_path: Path):
+    html = report_html(run_series(RunFolder.create(tmp_path, "new", "")))
+    assert "being prepared" in html and "interrupted" not in html
+
+
+def test_memory_is_that_of_the_chart_before_the_first_step_has_ended(tmp_path: Path):
+    assert "2.1 GB" in report_html(run_of(small_run()[:9]))
 
 
 def test_the_picture_of_a_run_holds_its_scores_and_its_timeline(tmp_path: Path):

@@ -99,3 +99,20 @@ def test_groups_that_scored_differently_are_counted_without_what_was_dropped(tmp
     step = next(record for record in read_metrics(folder.metrics) if isinstance(record, StepFinished))
     assert (step.num_mixed_groups, step.num_scored, step.num_dropped, step.num_calls) == (2, 4, 1, 18)
     assert read_summary(folder.summary).note == ""
+
+
+def test_tokens_of_lives_that_were_lost_are_in_the_count(tmp_path: Path):
+    screen = Screen(Console(file=io.StringIO(), width=400))
+    observer = observer_of(RunFolder.create(tmp_path, "run", ""), screen)
+
+    def poll(cell: int, life: int, tokens: int) -> None:
+        engine = SimpleNamespace(busy_s=0.0, tokens_recomputed_at_publish=0, tokens_generated=tokens)
+        live = SimpleNamespace(health=SimpleNamespace(engine=engine), spec=SimpleNamespace(incarnation=life))
+        observer._see_health(SimpleNamespace(cells={cell: live}))
+
+    for cell, life, tokens in ((0, 0, 90), (1, 0, 10), (1, 0, 40), (1, 1, 5)):
+        poll(cell, life, tokens)
+    stats = SimpleNamespace(tokens_sampled=137, calls_started=9, server_errors=0)
+    observer.see_calls(SimpleNamespace(stats=stats), [SimpleNamespace(tokens_generated=90), SimpleNamespace(tokens_generated=7)])
+    said = " ".join(screen.console.file.getvalue().split())
+    assert "engines made 137 tokens (1 lost engines up to their last heartbeat), the gateway recorded 137" in said
