@@ -19,6 +19,7 @@ from qwengyre.gateway.gateway import Execution, Gateway
 from qwengyre.gateway.protocol.dialect import AnswerHead, Dialect
 from qwengyre.gateway.protocol.fields import InvalidRequest
 from qwengyre.gateway.protocol.request import ModelRequest
+from qwengyre.gateway.protocol.surrogates import mended
 from qwengyre.gateway.session import answer_id
 
 log = logging.getLogger(__name__)
@@ -88,13 +89,27 @@ class HarnessApp:
         if method != "POST":
             raise InvalidRequest(f"{method} is not allowed here: POST", status=405)
         body = await read_body(receive, headers, self._gateway.config)
-        request = _parse(asks_for, body, execution)
+        request = self._parse(asks_for, body, execution)
         if rest in BY_COUNT_PATH:
             num_tokens = await self._gateway.count(execution, request)
             await _respond(send, 200, asks_for.count(num_tokens), request.ignored)
             return
         call, reader = await self._gateway.call(execution, request, headers)
         await self._answer(asks_for, request, call, reader, receive=receive, send=send)
+
+    def _parse(self, dialect: Dialect, body: bytes, execution: Execution) -> ModelRequest:
+        """Raises InvalidRequest. A body that cannot be read for halves of characters is read without them."""
+        try:
+            try:
+                return dialect.parse(body, execution.session.items)
+            except InvalidRequest:
+                body, num_mended = mended(body)
+                if not num_mended:
+                    raise
+                self._gateway.stats.characters_mended += num_mended
+                return dialect.parse(body, execution.session.items)
+        except RecursionError as error:
+            raise InvalidRequest("the request body is nested too deeply") from error
 
     def _authenticate(self, headers: dict[str, str], token: str | None) -> Execution:
         """The execution that this key, or this path, opens. A key of another execution opens nothing."""
@@ -215,13 +230,6 @@ def _named(ignored: Sequence[str]) -> list[tuple[bytes, bytes]]:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _parse(dialect: Dialect, body: bytes, execution: Execution) -> ModelRequest:
-    try:
-        return dialect.parse(body, execution.session.items)
-    except RecursionError as error:
-        raise InvalidRequest("the request body is nested too deeply") from error
 
 
 def _head(call: LiveCall) -> AnswerHead:

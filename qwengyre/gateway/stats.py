@@ -34,6 +34,8 @@ class GatewayStats(msgspec.Struct):
     closed_while_waiting: int = 0
     """Calls whose execution was closed under them, after a harness timeout mostly: nobody is left to read the answer."""
     disconnects: int = 0
+    characters_mended: int = 0
+    """Halves of surrogate pairs, and bytes that are not UTF-8, that were read as U+FFFD."""
 
     def count_end(self, ended: Ended) -> None:
         self.held_s += ended.held_s

@@ -22,6 +22,7 @@ from qwengyre.gateway.protocol.fields import (
     decode,
     refusal,
 )
+from qwengyre.gateway.protocol.media import LEFT_OUT, text_instead
 from qwengyre.gateway.protocol.request import (
     Calls,
     ItemCache,
@@ -103,9 +104,9 @@ PARTS: Final[dict[str, Field]] = {
     "refusal": Honored("as text"),
     "thinking": Honored("of an assistant's message, as its reasoning"),
     "reasoning": Honored("of an assistant's message, as its reasoning"),
-    "image_url": Refused("this model reads text only"),
-    "input_audio": Refused("this model reads text only"),
-    "file": Refused("this model reads text only"),
+    "image_url": LEFT_OUT,
+    "input_audio": LEFT_OUT,
+    "file": LEFT_OUT,
 }
 TOOLS: Final[dict[str, Field]] = {
     "function": Honored("`name`, `description`, `parameters`; `strict` is ignored: the policy is not constrained"),
@@ -140,6 +141,9 @@ class _Part(msgspec.Struct):
     text: str | None = None
     refusal: str | None = None
     thinking: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    file: Any = None
 
 
 class _Message(msgspec.Struct):
@@ -255,6 +259,8 @@ def _texts(content: str | list[_Part] | None, role: TurnRole) -> tuple[list[str]
             thoughts.append(part.thinking or part.text or "")
             continue
         text = part.text if part.text is not None else part.refusal
+        if text is None:
+            text = text_instead(msgspec.structs.asdict(part))
         if text is None:
             raise refusal(PARTS, part.type, "messages")
         texts.append(text)

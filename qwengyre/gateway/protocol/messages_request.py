@@ -22,6 +22,7 @@ from qwengyre.gateway.protocol.fields import (
     decode,
     refusal,
 )
+from qwengyre.gateway.protocol.media import LEFT_OUT, text_instead
 from qwengyre.gateway.protocol.request import (
     Calls,
     ItemCache,
@@ -43,7 +44,6 @@ BILLING: Final = "x-anthropic-billing-header:"
 """Claude Code's first system block begins with it: for the server's eyes, different in every session."""
 RESULT_TEXTS: Final = {"text": "text", "tool_reference": "tool_name"}
 """Where a part of a tool result has its text; a tool that is referred to stands in `tools`, so its name is enough."""
-TEXT_ONLY = Refused("this model reads text only")
 OF_THE_PROVIDER = Refused("only the provider's own tools make it, and there are none here")
 FIELDS: Final[dict[str, Field]] = {
     "messages": Honored(),
@@ -89,10 +89,10 @@ BLOCKS: Final[dict[str, Field]] = {
     "redacted_thinking": Ignored("nobody here can read it"),
     "tool_use": Honored(),
     "tool_result": Honored("`is_error` is ignored: a chat template has no place for it, and the text says so"),
-    "image": TEXT_ONLY,
-    "document": TEXT_ONLY,
-    "search_result": TEXT_ONLY,
-    "container_upload": TEXT_ONLY,
+    "image": LEFT_OUT,
+    "document": LEFT_OUT,
+    "search_result": LEFT_OUT,
+    "container_upload": LEFT_OUT,
     "server_tool_use": OF_THE_PROVIDER,
     "mcp_tool_use": OF_THE_PROVIDER,
     "mcp_tool_result": OF_THE_PROVIDER,
@@ -107,9 +107,9 @@ BLOCKS: Final[dict[str, Field]] = {
 RESULT_PARTS: Final[dict[str, Field]] = {
     "text": Honored(),
     "tool_reference": Honored("as the tool's name"),
-    "image": TEXT_ONLY,
-    "document": TEXT_ONLY,
-    "search_result": TEXT_ONLY,
+    "image": LEFT_OUT,
+    "document": LEFT_OUT,
+    "search_result": LEFT_OUT,
 }
 TOOLS: Final[dict[str, Field]] = {
     "custom": Honored(
@@ -129,6 +129,9 @@ class _Block(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw(b"{}")
     tool_use_id: str = ""
     content: str | list[dict[str, Any]] | None = None
+    source: Any = None
+    title: Any = None
+    file_id: Any = None
 
 
 class _Message(msgspec.Struct):
@@ -253,9 +256,10 @@ def _assistant_turn(blocks: Sequence[_Block], cache: ItemCache) -> Turn:
 
 
 def _text(block: _Block) -> str:
-    if block.type != "text" or block.text is None:
+    text = block.text if block.type == "text" else text_instead(msgspec.structs.asdict(block))
+    if text is None:
         raise refusal(BLOCKS, block.type, "messages")
-    return block.text
+    return text
 
 
 def _result_text(content: str | list[dict[str, Any]] | None) -> str:
@@ -263,7 +267,7 @@ def _result_text(content: str | list[dict[str, Any]] | None) -> str:
         return content
     texts = []
     for part in content or ():
-        text = part.get(RESULT_TEXTS.get(str(part.get("type")), ""))
+        text = part.get(RESULT_TEXTS.get(str(part.get("type")), ""), text_instead(part))
         if not isinstance(text, str):
             raise refusal(RESULT_PARTS, part.get("type"), "messages")
         texts.append(text)

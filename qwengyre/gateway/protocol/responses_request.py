@@ -24,6 +24,7 @@ from qwengyre.gateway.protocol.fields import (
     decode,
     refusal,
 )
+from qwengyre.gateway.protocol.media import LEFT_OUT, text_instead
 from qwengyre.gateway.protocol.request import (
     Calls,
     ItemCache,
@@ -123,9 +124,9 @@ PARTS: Final[dict[str, Field]] = {
     "reasoning_text": Honored(),
     "summary_text": Honored("of reasoning without `content`"),
     "refusal": Honored("as text"),
-    "input_image": Refused("this model reads text only"),
-    "input_file": Refused("this model reads text only"),
-    "input_audio": Refused("this model reads text only"),
+    "input_image": LEFT_OUT,
+    "input_file": LEFT_OUT,
+    "input_audio": LEFT_OUT,
 }
 TOOLS: Final[dict[str, Field]] = {
     "function": Honored("`name`, `description`, `parameters`; `strict` is ignored: the policy is not constrained"),
@@ -335,7 +336,7 @@ def _texts(content: str | Sequence[dict[str, Any]] | None) -> list[str]:
         return [content]
     texts = []
     for part in content or ():
-        text = part.get("text", part.get("refusal"))
+        text = part.get("text", part.get("refusal", text_instead(part)))
         if not isinstance(text, str):
             raise refusal(PARTS, part.get("type"), "input")
         texts.append(text)

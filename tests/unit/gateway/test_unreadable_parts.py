@@ -1,0 +1,129 @@
+"""What a policy cannot read does not end its session: images, documents, halves of characters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+PNG = "iVBORw0KGgo="
+CALL = {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "Read", "input": {}}]}
+
+
+def messages(*content: dict) -> dict:
+    result = {"type": "tool_result", "tool_use_id": "x", "content": list(content)}
+    return {"max_tokens": 9, "messages": [{"role": "user", "content": "a"}, CALL, {"role": "user", "content": [result]}]}
+
+
+def source(**fields: object) -> dict:
+    return {"source": {"type": "base64", **fields}}
+
+
+def chat(part: dict) -> dict:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]}
+
+
+def responses(part: dict) -> dict:
+    call = {"type": "function_call", "call_id": "c", "name": "view", "arguments": "{}"}
+    return {"input": [{"role": "user", "content": "a"}, call, {"type": "function_call_output", "call_id": "c", "output": [part]}]}
+
+
+LEFT_OUT = "left out: this model reads text only]"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        (
+            "messages",
+            messages({"type": "image", **source(media_type="image/png", data=PNG)}),
+            f"[image/png of 8 bytes {LEFT_OUT}",
+        ),
+        (
+            "messages",
+            messages({"type": "document", "title": "a.pdf", **source(media_type="application/pdf", data="JVBERi0=")}),
+            f"[application/pdf 'a.pdf' of 5 bytes {LEFT_OUT}",
+        ),
+        ("messages", messages({"type": "document", "source": {"type": "text", "data": "plain words"}}), "plain words"),
+        (
+            "messages",
+            messages({"type": "search_result", "source": "s", "title": "T", "content": [{"text": "found"}]}),
+            "T\nfound",
+        ),
+        (
+            "chat/completions",
+            chat({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}}),
+            "[image/png of 8",
+        ),
+        (
+            "chat/completions",
+            chat({"type": "image_url", "image_url": {"url": "https://h/a.png"}}),
+            "[image at https://h/a.png left",
+        ),
+        (
+            "chat/completions",
+            chat({"type": "input_audio", "input_audio": {"data": PNG, "format": "wav"}}),
+            "[audio of 8 bytes left",
+        ),
+        ("chat/completions", chat({"type": "file", "file": {"filename": "b.pdf", "file_data": PNG}}), "[file 'b.pdf' of 8 bytes"),
+        (
+            "responses",
+            responses({"type": "input_image", "image_url": f"data:image/png;base64,{PNG}"}),
+            "[image/png of 8 bytes left",
+        ),
+        ("responses", responses({"type": "input_file", "filename": "c.pdf", "file_data": PNG}), "[file 'c.pdf' of 8 bytes left"),
+    ],
+)
+def test_part_that_is_no_text_is_told_of(bench, path, body, told):
+    async def scenario():
+        async with bench.running():
+            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+            async with bench.http(execution) as http:
+                answer = await http.post(f"/v1/{path}", json={"model": "m", **body})
+            assert answer.status_code == 200, answer.text
+            prompt = bench.text(execution.session.rows.row(0).tolist())
+            assert told in prompt
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("written", "read", "num_mended"),
+    [
+        (b"cut \\ud83d", "cut \ufffd", 1),
+        (b"\\ude00 tail", "\ufffd tail", 1),
+        (b"\\ud83d\\u0041", "\ufffdA", 1),
+        (b"\\ud83d\\ud83d\\ude00", "\ufffd\U0001f600", 1),
+        (b"\\ude00\\ud83d", "\ufffd\ufffd", 2),
+        (b"\xed\xa0\xbd raw", "\ufffd raw", 1),
+        (b"\\ud83d\\ude00 whole", "\U0001f600 whole", 0),
+        (b"\\\\ud83d escaped", "\\ud83d escaped", 0),
+    ],
+)
+@pytest.mark.parametrize("path", ["chat/completions", "messages"])
+def test_half_of_a_character_is_read_as_one_that_is_missing(bench, path, written, read, num_mended):
+    async def scenario():
+        async with bench.running():
+            execution = await bench.open(engine=bench.says("ok<|im_end|>", "ok<|im_end|>"))
+            body = b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"%s"}]}' % written
+            async with bench.http(execution) as http:
+                answer = await http.post(f"/v1/{path}", content=body)
+                assert answer.status_code == 200, answer.text
+                again = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": read}]})
+                await http.post(f"/v1/{path}", content=again)
+            assert [call.asked.cause for call in execution.session.rows] == ["root", "retry"]
+            assert bench.gateway.stats.characters_mended == num_mended
+
+    asyncio.run(scenario())
+
+
+def test_body_that_is_not_json_is_refused_as_before(bench):
+    async def scenario():
+        async with bench.running():
+            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+            async with bench.http(execution) as http:
+                answer = await http.post("/v1/chat/completions", content=b'{"messages": [\xff')
+            assert answer.status_code == 400
+
+    asyncio.run(scenario())
