@@ -12,7 +12,7 @@ VERSION: np.dtype = np.dtype("<i4")
 FLAG: np.dtype = np.dtype("?")
 
 
-def pack(values: Sequence | np.ndarray, dtype: np.dtype) -> bytes:
+def pack(values: Sequence[float] | np.ndarray, dtype: np.dtype) -> bytes:
     """
     >>> unpack(pack([1, 2, 3], TOKEN), TOKEN).tolist()
     [1, 2, 3]
@@ -20,6 +20,6 @@ def pack(values: Sequence | np.ndarray, dtype: np.dtype) -> bytes:
     return np.ascontiguousarray(values, dtype=dtype).tobytes()
 
 
-def unpack(data: bytes, dtype: np.dtype) -> np.ndarray:
+def unpack(data: bytes | bytearray, dtype: np.dtype) -> np.ndarray:
     """A read-only view of `data`; copy before writing."""
     return np.frombuffer(data, dtype=dtype)

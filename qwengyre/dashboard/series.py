@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -84,7 +85,7 @@ def run_series(folder: RunFolder) -> RunSeries:
 
 def series_of(records: Iterable[MetricRecord], summary: Summary, *, label: str, is_running: bool = False) -> RunSeries:
     """As `run_series`, from records."""
-    kept: dict[type, list] = {kind: [] for kind in (RunBegan, RolesChanged, WaterlevelSampled, RatesSampled)}
+    kept: dict[type, list[Any]] = {kind: [] for kind in (RunBegan, RolesChanged, WaterlevelSampled, RatesSampled)}
     steps: dict[int, StepFinished] = {}
     evaluations: dict[int, EvaluationFinished] = {}
     ended, end_s = None, 0.0

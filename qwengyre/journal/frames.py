@@ -40,7 +40,7 @@ def payload_length(prefix: bytes) -> int | None:
 def is_intact(prefix: bytes, payload: bytes, offset: int) -> bool:
     """Whether this frame is whole and was written at `offset`."""
     _, length, checksum = _PREFIX.unpack_from(prefix)
-    return length == len(payload) and checksum == _checksum(payload, offset)
+    return bool(length == len(payload) and checksum == _checksum(payload, offset))
 
 
 def next_intact(data: bytes, base: int) -> int | None:

@@ -55,7 +55,7 @@ class Journal:
         self._fd, self._types, self._end = fd, frozenset(types), end
         self._durable = end
         self._encode = msgspec.msgpack.Encoder().encode
-        self._syncing: asyncio.Future[int] | None = None
+        self._syncing: asyncio.Future[None] | None = None
         self._broken: str | None = None
 
     @classmethod
@@ -120,9 +120,7 @@ class Journal:
         """Return once everything up to `position` (default: the last record) satisfies the sync policy."""
         target = self._end if position is None else position
         while self.durable_position < target:
-            if self._syncing is None:
-                self._start_sync()
-            await asyncio.shield(self._syncing)  # type: ignore[arg-type]
+            await asyncio.shield(self._syncing or self._start_sync())
 
     def close(self) -> None:
         """Sync under the "disk" policy, then close. Closing twice is harmless."""
@@ -142,17 +140,18 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start_sync(self) -> None:
+    def _start_sync(self) -> asyncio.Future[None]:
         target = self._end
         future = asyncio.get_running_loop().run_in_executor(None, self._fdatasync)
 
-        def finished(done: asyncio.Future) -> None:
+        def finished(done: asyncio.Future[None]) -> None:
             self._syncing = None
             if not done.cancelled() and done.exception() is None:
                 self._durable = max(self._durable, target)
 
         future.add_done_callback(finished)
         self._syncing = future
+        return future
 
     def _fdatasync(self) -> None:
         if self._broken is not None:
@@ -228,5 +227,5 @@ def _write(fd: int, path: Path, data: bytes, offset: int) -> None:
     except OSError as error:
         os.ftruncate(fd, offset)
         if error.errno in _FULL:
-            raise JournalFull(str(path), num_bytes=len(data), reason=error.strerror) from error
+            raise JournalFull(str(path), num_bytes=len(data), reason=str(error.strerror)) from error
         raise JournalError(f"{path}: cannot write ({error.strerror}). Check the disk, then resume the run") from error

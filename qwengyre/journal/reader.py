@@ -32,7 +32,7 @@ def record_types(types: object) -> tuple[type, ...]:
     """The Structs of a union such as `CallEvent`, or of a tuple of Structs, or one Struct."""
     if isinstance(types, tuple):
         return types
-    return get_args(types) or (types,)  # type: ignore[return-value]
+    return get_args(types) or (types,)
 
 
 def record_decoder(types: object) -> msgspec.msgpack.Decoder[Any]:

@@ -8,7 +8,7 @@ The cost of an event grows with the logarithm of the number of servers and group
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from qwengyre.core.errors import IllegalTransition
 from qwengyre.core.ids import GroupId, execution_id, standalone_server
@@ -419,7 +419,7 @@ def _is_evaluation_due(config: SchedulerConfig, before: int, version: int) -> bo
     return every > 0 and version // every > before // every
 
 
-HANDLERS: Final[dict[type[ev.Event], Callable[[Scheduler, ev.Event, Out], None]]] = {
+HANDLERS: Final[dict[type[ev.Event], Callable[[Scheduler, Any, Out], None]]] = {
     ev.RunStarted: Scheduler._on_run_started,
     ev.ExecutionEnded: Scheduler._on_execution_ended,
     ev.ExecutionLost: Scheduler._on_execution_lost,
@@ -439,3 +439,4 @@ HANDLERS: Final[dict[type[ev.Event], Callable[[Scheduler, ev.Event, Out], None]]
     ev.StandaloneLost: Scheduler._on_standalone_lost,
     ev.StandaloneReturned: Scheduler._on_standalone_returned,
 }
+"""Each takes the event that it is filed under."""

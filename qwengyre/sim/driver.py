@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
-from qwengyre.core.ids import MicroStepId
+from qwengyre.core.ids import ExecutionId, MicroStepId
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.config import SchedulerConfig
@@ -23,6 +23,8 @@ from qwengyre.sim.workload import Workload
 
 OVERALL_TIMEOUT: Final = -1
 """Stamp of the scheduled drop of an execution: it stands as long as the execution lives."""
+NOBODY: Final = ExecutionId("")
+"""In place of an execution, where an event is there already."""
 
 
 class SimDriver:
@@ -42,7 +44,7 @@ class SimDriver:
         self._free_at = {cell.cell: [0.0] * self._num_replicas for cell in self.scheduler.state.cells.all}
         """When each replica of a cell has finished what it computes; heaps."""
         self._timeout_s = workload.overall_timeout_h * 3600
-        self._answers: list[tuple[float, int, ev.Event | None, str, int]] = []
+        self._answers: list[tuple[float, int, ev.Event | None, ExecutionId, int]] = []
         self._sequence = 0
         self._node_seconds: dict[MicroStepId, float] = {}
         self._dropped: dict[int, list[int]] = {}
@@ -76,13 +78,13 @@ class SimDriver:
 
     def _answer(self, event: ev.Event) -> None:
         self._sequence += 1
-        heapq.heappush(self._answers, (event.at, self._sequence, event, "", 0))
+        heapq.heappush(self._answers, (event.at, self._sequence, event, NOBODY, 0))
 
-    def _schedule(self, at: float, execution: str, stamp: int) -> None:
+    def _schedule(self, at: float, execution: ExecutionId, stamp: int) -> None:
         self._sequence += 1
         heapq.heappush(self._answers, (at, self._sequence, None, execution, stamp))
 
-    def _end_of(self, at: float, execution: str, stamp: int) -> ev.Event | None:
+    def _end_of(self, at: float, execution: ExecutionId, stamp: int) -> ev.Event | None:
         """The event of a scheduled end that still stands."""
         live = self.scheduler.state.placement.live.get(execution)
         if live is None:
@@ -173,13 +175,13 @@ class SimDriver:
         """Costs no time and needs no answer."""
 
 
-def _place(execution: str) -> tuple[int, int]:
+def _place(execution: ExecutionId) -> tuple[int, int]:
     """Group and index of an execution id; the simulator dispatches training groups only, so group = query."""
     group, _, index = execution.partition("-")
     return int(group[1:]), int(index)
 
 
-PRICES: Final[dict[type[cmd.Command], Callable[[SimDriver, cmd.Command], None]]] = {
+PRICES: Final[dict[type[cmd.Command], Callable[[SimDriver, Any], None]]] = {
     cmd.Dispatch: SimDriver._nothing,
     cmd.Start: SimDriver._start,
     cmd.Route: SimDriver._route,
@@ -199,3 +201,4 @@ PRICES: Final[dict[type[cmd.Command], Callable[[SimDriver, cmd.Command], None]]]
     cmd.Regroup: SimDriver._nothing,
     cmd.FinishRun: SimDriver._finish,
 }
+"""Each takes the command that it is filed under."""

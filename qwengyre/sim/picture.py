@@ -13,7 +13,7 @@ from qwengyre.sim.compare import Report, effective
 from qwengyre.sim.meters import Timeline
 from qwengyre.sim.planner import Plan, plan_toml
 from qwengyre.sim.results import Result
-from qwengyre.sim.settings import OURS
+from qwengyre.sim.settings import OURS, Setting
 from qwengyre.sim.workload import Workload
 
 WIDTH: Final = 960.0
@@ -176,7 +176,7 @@ def _hint(result: Result) -> str:
     return ", ".join(parts)
 
 
-def _set(setting: object) -> list[tuple[str, object]]:
+def _set(setting: Setting) -> list[tuple[str, object]]:
     return [
         (name.replace("_", " "), getattr(setting, name))
         for name in setting.__struct_fields__

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -15,6 +15,8 @@ from qwengyre.sim.durations import Durations
 from qwengyre.sim.meters import Timeline
 from qwengyre.sim.settings import Setting, build
 from qwengyre.sim.workload import Workload
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -119,12 +121,14 @@ def run_job(job: Job) -> SeedResult:
 class Inline(Executor):
     """An executor that works in the calling process, for one job at a time."""
 
-    def map(self, fn, *iterables, timeout=None, chunksize=1):
+    def map(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[T]:
         return map(fn, *iterables)
 
 
 @contextmanager
-def workers(num: int):
+def workers(num: int) -> Iterator[Executor]:
     """`num` processes to simulate on; one means this process."""
     if num <= 1:
         yield Inline()

@@ -10,23 +10,24 @@ import heapq
 from collections.abc import Callable
 from typing import Protocol
 
+from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.sim.workload import Workload
 
-Schedule = Callable[[float, str, int], None]
+Schedule = Callable[[float, ExecutionId, int], None]
 """schedule(at, execution, stamp): call `is_due(execution, stamp)` at that time."""
 
 
 class Servers(Protocol):
-    def start(self, execution: str, server: str, at: float, unloaded_s: float) -> None:
+    def start(self, execution: ExecutionId, server: ServerId, at: float, unloaded_s: float) -> None:
         """Begin an execution that needs `unloaded_s` seconds of an unloaded server."""
 
-    def move(self, execution: str, server: str | None, at: float, stall_s: float) -> None:
+    def move(self, execution: ExecutionId, server: ServerId | None, at: float, stall_s: float) -> None:
         """Go on elsewhere after losing `stall_s`; with None it waits until it is moved again."""
 
-    def is_due(self, execution: str, stamp: int) -> bool:
+    def is_due(self, execution: ExecutionId, stamp: int) -> bool:
         """Whether a scheduled end still stands."""
 
-    def end(self, execution: str, at: float) -> None:
+    def end(self, execution: ExecutionId, at: float) -> None:
         """Take an execution out, ended or dropped."""
 
 
@@ -40,12 +41,12 @@ class Independent:
         self._left: dict[str, float] = {}
         """What held executions still need."""
 
-    def start(self, execution: str, server: str, at: float, unloaded_s: float) -> None:
+    def start(self, execution: ExecutionId, server: ServerId, at: float, unloaded_s: float) -> None:
         self._stamps[execution] = 0
         self._ends[execution] = at + unloaded_s
         self._schedule(at + unloaded_s, execution, 0)
 
-    def move(self, execution: str, server: str | None, at: float, stall_s: float) -> None:
+    def move(self, execution: ExecutionId, server: ServerId | None, at: float, stall_s: float) -> None:
         self._stamps[execution] += 1
         left = self._left.pop(execution, None)
         if left is None:
@@ -56,10 +57,10 @@ class Independent:
         self._ends[execution] = at + left + stall_s
         self._schedule(self._ends[execution], execution, self._stamps[execution])
 
-    def is_due(self, execution: str, stamp: int) -> bool:
+    def is_due(self, execution: ExecutionId, stamp: int) -> bool:
         return self._stamps.get(execution) == stamp
 
-    def end(self, execution: str, at: float) -> None:
+    def end(self, execution: ExecutionId, at: float) -> None:
         del self._stamps[execution]
         self._ends.pop(execution)
         self._left.pop(execution, None)
@@ -87,14 +88,14 @@ class _Loaded:
         self.num = 0
         self.progress = 0.0
         self.updated = 0.0
-        self.goals: list[tuple[float, str]] = []
+        self.goals: list[tuple[float, ExecutionId]] = []
         self.stamp = 0
 
 
 class Shared:
     """Decode throughput is shared: n executions on a server each run at `decode_rate`."""
 
-    def __init__(self, schedule: Schedule, workload: Workload, nodes_of: Callable[[str], int]):
+    def __init__(self, schedule: Schedule, workload: Workload, nodes_of: Callable[[ServerId], int]):
         self._schedule, self._workload, self._nodes_of = schedule, workload, nodes_of
         self._servers: dict[str, _Loaded] = {}
         self._rates: dict[int, _Rates] = {}
@@ -102,10 +103,10 @@ class Shared:
         self._at: dict[str, _Loaded] = {}
         self._left: dict[str, float] = {}
 
-    def start(self, execution: str, server: str, at: float, unloaded_s: float) -> None:
+    def start(self, execution: ExecutionId, server: ServerId, at: float, unloaded_s: float) -> None:
         self._enter(execution, self._server(server), at, unloaded_s)
 
-    def move(self, execution: str, server: str | None, at: float, stall_s: float) -> None:
+    def move(self, execution: ExecutionId, server: ServerId | None, at: float, stall_s: float) -> None:
         left = self._left.pop(execution, None)
         if left is None:
             left = self._leave(execution, at)
@@ -114,22 +115,22 @@ class Shared:
         else:
             self._enter(execution, self._server(server), at, left + stall_s)
 
-    def is_due(self, execution: str, stamp: int) -> bool:
+    def is_due(self, execution: ExecutionId, stamp: int) -> bool:
         loaded = self._at.get(execution)
         return loaded is not None and loaded.stamp == stamp
 
-    def end(self, execution: str, at: float) -> None:
+    def end(self, execution: ExecutionId, at: float) -> None:
         if self._left.pop(execution, None) is None:
             self._leave(execution, at)
 
-    def _server(self, server: str) -> _Loaded:
+    def _server(self, server: ServerId) -> _Loaded:
         if server not in self._servers:
             nodes = self._nodes_of(server)
             rates = self._rates.setdefault(nodes, _Rates(self._workload, nodes))
             self._servers[server] = _Loaded(nodes, rates)
         return self._servers[server]
 
-    def _enter(self, execution: str, loaded: _Loaded, at: float, left: float) -> None:
+    def _enter(self, execution: ExecutionId, loaded: _Loaded, at: float, left: float) -> None:
         self._advance(loaded, at)
         loaded.num += 1
         goal = self._goal[execution] = loaded.progress + left
@@ -137,7 +138,7 @@ class Shared:
         heapq.heappush(loaded.goals, (goal, execution))
         self._reschedule(loaded, at)
 
-    def _leave(self, execution: str, at: float) -> float:
+    def _leave(self, execution: ExecutionId, at: float) -> float:
         loaded = self._at.pop(execution)
         self._advance(loaded, at)
         loaded.num -= 1
@@ -173,4 +174,4 @@ def decode_rate(workload: Workload, num: int, nodes: int) -> float:
     # s ((1-g) + g s) = (1-g) + g s + extra g s  <=>  g s^2 + (1 - 2g - extra g) s - (1-g) = 0
     b = 1 - 2 * g - extra * g
     s = (-b + (b * b + 4 * g * (1 - g)) ** 0.5) / (2 * g)
-    return 1 / ((1 - g) + g * s)
+    return float(1 / ((1 - g) + g * s))

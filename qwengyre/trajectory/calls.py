@@ -18,11 +18,11 @@ from qwengyre.trajectory.records import CallEvent, CallFinished, CallStarted, To
 class RecordedCall:
     """One call while and after it is recorded. The events of one call are in order; those of different calls are not."""
 
-    __slots__ = ("_logprobs", "_sampled", "_versions", "call", "context", "finished", "servers", "started")
+    __slots__ = ("_logprobs", "_sampled", "_started", "_versions", "call", "context", "finished", "servers")
 
     def __init__(self, call: CallId):
         self.call = call
-        self.started: CallStarted | None = None
+        self._started: CallStarted | None = None
         self.finished: CallFinished | None = None
         self.servers: list[ServerId] = []
         """The servers that made tokens, in order: more than one when the call moved."""
@@ -33,11 +33,11 @@ class RecordedCall:
         """(index of its first sampled token, policy version) of each run of equal version."""
 
     def start(self, event: CallStarted) -> None:
-        if self.started is not None:
+        if self._started is not None:
             raise CallOutOfOrder(self.call, "started twice")
         if event.base_tokens < 0 or (event.base is None and event.base_tokens):
             raise CallOutOfOrder(self.call, f"shares {event.base_tokens} tokens with base {event.base}")
-        self.started, self.context = event, unpack(event.context_ids, TOKEN)
+        self._started, self.context = event, unpack(event.context_ids, TOKEN)
 
     def add(self, event: TokensSampled) -> None:
         if self.finished is not None:
@@ -60,6 +60,16 @@ class RecordedCall:
         if not 0 <= event.num_masked <= self.num_sampled:
             raise CallOutOfOrder(self.call, f"{event.num_masked} tokens after its stop string, but it has {self.num_sampled}")
         self.finished = event
+
+    @property
+    def is_started(self) -> bool:
+        return self._started is not None
+
+    @property
+    def started(self) -> CallStarted:
+        """Of a call whose start is known."""
+        assert self._started is not None, f"{self.call} has no start"
+        return self._started
 
     @property
     def num_context(self) -> int:
@@ -151,10 +161,10 @@ class CallLog:
     @property
     def started(self) -> dict[CallId, RecordedCall]:
         """Calls whose start is known, in the order in which they reached the gateway."""
-        calls = sorted((call for call in self._calls.values() if call.started is not None), key=lambda call: call.order)
+        calls = sorted((call for call in self._calls.values() if call.is_started), key=lambda call: call.order)
         return {call.call: call for call in calls}
 
     @property
     def unstarted(self) -> list[CallId]:
         """Calls of which tokens were recorded, but no start."""
-        return sorted(call.call for call in self._calls.values() if call.started is None)
+        return sorted(call.call for call in self._calls.values() if not call.is_started)

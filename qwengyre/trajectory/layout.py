@@ -121,7 +121,7 @@ def build_row(paths: Sequence[LayoutPath]) -> TreeRow:
         depth_of[id(node)] = depth + node.num_tokens
         token_ids_R[node.start : node.end] = node.token_ids
         position_R[node.start : node.end] = np.arange(depth, depth + node.num_tokens)
-        parent_R[node.start] = node.parent.end - 1 if node.parent is not root else NO_PARENT
+        parent_R[node.start] = NO_PARENT if node.parent in (None, root) else node.parent.end - 1
     rows_P = tuple(_rows_of(root, path) for path in paths)
     return TreeRow(token_ids_R, position_R, parent_R, tuple(chains), tuple(full), rows_P)
 
@@ -185,15 +185,19 @@ def _place(root: _Node) -> tuple[list[_Node], list[Chain], list[Rectangle]]:
     chains: list[Chain] = []
     full: list[Rectangle] = []
     row = 0
-    heads = [(child, ()) for child in sorted(root.children.values(), key=lambda child: child.weight)]
+    heads: list[tuple[_Node, tuple[tuple[int, int], ...]]] = [
+        (child, ()) for child in sorted(root.children.values(), key=lambda child: child.weight)
+    ]
     while heads:
         head, runs = heads.pop()
-        start, points, node = row, [], head
+        start, points = row, []
+        node: _Node | None = head
         while node is not None:
             node.start, row = row, row + node.num_tokens
             node.end = row
             order.append(node)
-            *branches, node = sorted(node.children.values(), key=lambda child: child.weight) or [None]
+            children = sorted(node.children.values(), key=lambda child: child.weight)
+            branches, node = children[:-1], children[-1] if children else None
             if branches:
                 heads += [(branch, (*runs, (start, row))) for branch in branches]
                 points.append((row, sum(branch.weight for branch in branches)))

@@ -41,6 +41,10 @@ def detect_harness(calls: Calls, rules: Sequence[HarnessRules] = BUILTIN) -> Har
     return next((rule for rule in rules if any(_any(rule.detect, call.started.hints) for call in calls.values())), None)
 
 
+def _find(calls: Calls, call: CallId | None) -> RecordedCall | None:
+    return None if call is None else calls.get(call)
+
+
 def _role(kind: str, is_sub: bool) -> Role:
     if kind == "side":
         return Role.SIDE
@@ -76,8 +80,8 @@ def _reused_as_summary(calls: Calls, kinds: Mapping[CallId, str], extended: set[
     for call in (call for call in calls.values() if call.call not in kinds):
         hints = call.started.hints
         if hints.system_digest in prompts:
-            source = calls.get(hints.replays)
-            if hints.quotes in calls:
+            source = _find(calls, hints.replays)
+            if hints.quotes is not None and hints.quotes in calls:
                 reused.add(hints.quotes)
             if source is not None and source.started.hints.num_tools == 0 and hints.num_tools > 0:
                 reused.add(source.call)
@@ -107,7 +111,7 @@ def _extended(calls: Calls) -> set[CallId]:
     """Calls whose answer another call's context goes on from; a retry that only takes up where a cut answer broke off does not."""
     extended: set[CallId] = set()
     for call in calls.values():
-        base = calls.get(call.started.base)
+        base = _find(calls, call.started.base)
         if base is not None and call.num_context and call.base_tokens > base.base_tokens + base.num_context:
             extended.add(base.call)
     return extended
@@ -116,12 +120,12 @@ def _extended(calls: Calls) -> set[CallId]:
 def _is_side(
     call: RecordedCall, calls: Calls, kinds: Mapping[CallId, str], main_system: str | None, extended: set[CallId]
 ) -> bool:
-    hints, base = call.started.hints, call.started.base
+    hints, base = call.started.hints, _find(calls, call.started.base)
     if hints.system_digest == main_system:
         return False
-    if base in calls and calls[base].started.hints.system_digest == hints.system_digest:
-        return kinds.get(base) == "side"
-    source = calls.get(hints.replays)
+    if base is not None and base.started.hints.system_digest == hints.system_digest:
+        return kinds.get(base.call) == "side"
+    source = _find(calls, hints.replays)
     if source is not None and source.started.hints.system_digest != hints.system_digest:
         return True
     return hints.num_tools == 0 and call.call not in extended
@@ -140,13 +144,13 @@ def _told_sub_agents(calls: Calls, told: HarnessRules) -> set[CallId]:
 
 def _sub_agents(calls: Calls, kinds: Mapping[CallId, str], main_system: str | None) -> set[CallId]:
     """Calls under another system prompt than the main agent's. A summary belongs to the agent that reads it or whose work it retells."""
-    readers = {call.started.hints.quotes: call for call in reversed(calls.values())}
+    readers = {call.started.hints.quotes: call for call in reversed([*calls.values()])}
     sub_prompts = {call.started.hints.system_digest for call in calls.values() if kinds[call.call] == "work"} - {main_system}
 
     def prompt(call: RecordedCall) -> str:
         owner = call
         if kinds[call.call] == "summary":
-            owner = readers.get(call.call) or calls.get(call.started.hints.replays) or call
+            owner = readers.get(call.call) or _find(calls, call.started.hints.replays) or call
         return owner.started.hints.system_digest
 
     return {call.call for call in calls.values() if prompt(call) in sub_prompts}

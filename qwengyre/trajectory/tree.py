@@ -160,8 +160,8 @@ class TrajectoryTree:
         """
         nodes = self.nodes
         if final and (self._left_out or self._log.unstarted):
-            call = (self._left_out + self._log.unstarted)[0]
-            raise CallOutOfOrder(call, "its start, its base or the tokens it shares with its base were never recorded")
+            apart = (self._left_out + self._log.unstarted)[0]
+            raise CallOutOfOrder(apart, "its start, its base or the tokens it shares with its base were never recorded")
         sampled: dict[CallId, list[tuple[int, int]]] = {}
         for node in nodes:
             _validate_node(node, nodes)
@@ -172,7 +172,7 @@ class TrajectoryTree:
             if call.call in self._left_out:
                 continue
             stop = 0
-            for first, num_tokens in sorted(sampled.get(call.call, ())):
+            for first, num_tokens in sorted(sampled.get(call.call, [])):
                 if first != stop:
                     raise InvariantViolated("every sampled token stands once", f"{call.call}: token {stop} at {first}")
                 stop += num_tokens

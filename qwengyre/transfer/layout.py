@@ -91,7 +91,7 @@ def copy_pieces(target: np.ndarray, value: Pieces) -> None:
 
 def as_bytes(array: np.ndarray) -> memoryview:
     """The bytes of a contiguous array, for I/O calls; writes go to the array."""
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _count(region: Region) -> int:

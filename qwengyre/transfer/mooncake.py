@@ -109,7 +109,7 @@ class MooncakeCarrier:
         return Exposure("mooncake", location, regions, version, epoch, num_bytes)
 
     def buffers(self, exposure: Exposure) -> dict[str, np.ndarray]:
-        return views(exposure.regions, memoryview(self._own(exposure).memory))
+        return views(exposure.regions, self._own(exposure).memory.data)
 
     def begin_write(self, exposure: Exposure) -> None:
         segment = self._own(exposure)
@@ -180,7 +180,7 @@ class MooncakeCarrier:
             target = self._slab[slot]
             if self._engine.transfer_sync_read(place.server, target.ctypes.data, place.header, HEADER_BYTES):
                 raise TransferError(f"{place.server} cannot be read: its process is gone or does not answer")
-            header = target[: HEADER.size].tobytes()
+            header: bytes = target[: HEADER.size].tobytes()
         finally:
             with self._lock:
                 self._free_slots.append(slot)

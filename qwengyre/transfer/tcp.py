@@ -53,7 +53,7 @@ class _Segment:
     """Exposed memory with the state that fences readers."""
 
     def __init__(self, num_bytes: int, *, version: int, epoch: int):
-        self.memory = memoryview(np.zeros(num_bytes, np.uint8))
+        self.memory = np.zeros(num_bytes, np.uint8).data
         self.epoch, self.version, self.sequence, self.is_released = epoch, version, 1, False
 
     def why_stale(self, wanted: Wanted) -> str | None:
