@@ -164,6 +164,7 @@ class Run:
                 Gateway(str(private / "harness" / "harness.sock"), f"http://127.0.0.1:{gateway_process.port}"),
                 work=private / "work",
                 failed=folder.workspaces,
+                sample=folder.workspaces,
             )
         )
         stations = Stations(

@@ -69,6 +69,10 @@ class HarnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How often a failing evaluator (no score, not a score of 0) is run before the execution is dropped."""
     keep_failed: int = 20
     """How many workspaces of failed executions are kept in the run folder."""
+    keep: Literal["failed", "sample", "all"] = "sample"
+    """What else is kept there: nothing, the newest few of the lowest, of the highest and of other rewards, or everything."""
+    keep_sample_mb: int = 512
+    """Size of that sample; older ones make room."""
     limits: LimitsConfig = LimitsConfig()
     """Memory, processes and disk of one execution."""
 
@@ -94,8 +98,8 @@ class HarnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be above 0 and finite")
-        if self.evaluator_tries < 1 or self.keep_failed < 0:
-            raise ValueError("evaluator_tries must be at least 1 and keep_failed at least 0")
+        if self.evaluator_tries < 1 or self.keep_failed < 0 or self.keep_sample_mb < 0:
+            raise ValueError("evaluator_tries must be at least 1, keep_failed and keep_sample_mb at least 0")
 
     @property
     def module(self) -> str | None:

@@ -10,14 +10,10 @@ placeholder              v                           v                          
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
-import shutil
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -30,15 +26,13 @@ from qwengyre.sandbox.disk_watch import DiskWatch
 from qwengyre.sandbox.evaluator import Evaluator, Verdict
 from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, HarnessProcess
 from qwengyre.sandbox.host import SandboxHost
+from qwengyre.sandbox.kept import Keeper, raise_if_disk_full
 from qwengyre.sandbox.logs import log_tail
 from qwengyre.sandbox.room import Room
-from qwengyre.sandbox.tree import change_owner
 from qwengyre.sandbox.warm import WarmStarter
-from qwengyre.sandbox.workspace import move_tree, prepare_workspace, remove_tree
+from qwengyre.sandbox.workspace import prepare_workspace, remove_tree
 
 log = logging.getLogger(__name__)
-
-FAILED: Final = frozenset({End.CRASHED, End.NEVER_CALLED, End.EVALUATOR_FAILED, End.SETUP_FAILED, End.OVERALL_TIMEOUT})
 
 
 class _HarnessEnd(msgspec.Struct, frozen=True):
@@ -51,14 +45,13 @@ class Launcher:
     """Runs executions, any number at once, with one configuration. Use as an async context manager.
 
     `work` is a folder for workspaces of live executions (one folder each, removed at the end); workspaces of failed executions are moved
-    to `failed`, the first `keep_failed` of them. Raises SandboxError when isolation cannot be given or the disk is full.
+    to `failed`, the first `keep_failed` of them, and a few others to `sample`, if given (`keep`). Raises SandboxError when isolation cannot be given or the disk is full.
     """
 
-    def __init__(self, config: HarnessConfig, gateway: Gateway, *, work: Path, failed: Path):
+    def __init__(self, config: HarnessConfig, gateway: Gateway, *, work: Path, failed: Path, sample: Path | None = None):
         self.config = config
         self.gateway = gateway
         self.work = work
-        self.failed = failed
         if config.isolation == "bwrap":
             gateway.check()
             gateway.open_to_sandboxes()
@@ -67,7 +60,7 @@ class Launcher:
         self._threads = DiskThreads()
         self._watch = DiskWatch(config.limits)
         self._evaluator = Evaluator(self.host, self._threads, self._watch)
-        self._num_kept = 0
+        self._keeper = Keeper(config, failed, sample)
 
     async def __aenter__(self) -> Launcher:
         if self._warm is not None:
@@ -100,7 +93,7 @@ class Launcher:
             raise
         finally:
             self._evaluator.forget(folder)
-        await self._threads.run(self._put_away, folder, outcome)
+        await self._threads.run(self._keeper.put_away, folder, outcome, spec.task)
         return msgspec.structs.replace(outcome, duration_s=time.monotonic() - started)
 
     async def _run(self, spec: ExecutionSpec, folder: Path, num_calls: Callable[[], Awaitable[int]]) -> Outcome:
@@ -164,21 +157,6 @@ class Launcher:
             return await self._warm.start(self.gateway, spec, files, room)
         return start_cold(self.host, self.gateway, spec, files, room)
 
-    def _put_away(self, folder: Path, outcome: Outcome) -> None:
-        if outcome.end in FAILED and self._num_kept < self.config.keep_failed and folder.exists():
-            self._num_kept += 1
-            try:
-                self.failed.mkdir(parents=True, exist_ok=True)
-                remove_tree(folder / "scratch")
-                remove_tree(self.failed / folder.name)
-                if os.geteuid() == 0:
-                    change_owner(folder, 0)
-                move_tree(folder, self.failed / folder.name)
-            except OSError as error:
-                raise_if_disk_full(error, self.failed)
-                log.warning("workspace_not_kept", extra={"execution": folder.name, "reason": str(error)})
-        remove_tree(folder)
-
 
 def _unscored(end: End, validity: Validity, detail: str, exit_code: int | None = None) -> Outcome:
     return Outcome(end, validity, 0.0, "", 0.0, exit_code=exit_code, detail=detail, evaluator_tries=0)
@@ -204,10 +182,3 @@ def _scored(ended: _HarnessEnd, verdict: Verdict) -> Outcome:
         detail=verdict.failure or "\n".join(filter(None, (verdict.note, ended.detail))),
         evaluator_tries=verdict.tries,
     )
-
-
-def raise_if_disk_full(error: Exception, work: Path) -> None:
-    """A full disk stops the run: every further execution would fail the same way."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        free = shutil.disk_usage(work).free // (1024 * 1024)
-        raise SandboxError(f"no space left for workspaces in {work} ({free} MB free): free some, and resume the run") from error

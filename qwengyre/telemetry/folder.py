@@ -22,7 +22,7 @@ class RunFolder:
     policy/                 config, tokenizer and renderer of the policy: what every checkpoint has beside its weights
     checkpoints/            step-000004/: a folder that Hugging Face opens; optimizer/: the optimizer's state of each
     snapshots/              weights of every version, for the audit of log-probs; without one, from the published version on
-    workspaces/             workspaces of failed executions
+    workspaces/             workspaces and logs of failed executions, and of a few of each kind of reward
     poisoned/               micro-steps whose loss was not finite, if any
     logs/                   what each process printed
     summary.json            the outcome in numbers, rewritten at every step
