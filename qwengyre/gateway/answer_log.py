@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from qwengyre.gateway.protocol.deltas import AnswerSoFar, Delta, ToolStart
+from qwengyre.gateway.protocol.deltas import AnswerSoFar, Delta, ToolArguments, ToolStart
 from qwengyre.gateway.protocol.request import Calls
 from qwengyre.gateway.protocol.wanted import Wanted
+from qwengyre.trajectory.match import ToolUse
 
 
 class Reader:
@@ -47,25 +48,35 @@ class AnswerLog:
         self.deltas: list[Delta] = []
         self.is_whole = False
         """Nothing more will be added."""
+        self.is_complete = False
+        """Everything that was sampled has been shown, but for what is not wanted."""
         self.readers: set[Reader] = set()
         self.wanted = Wanted(stops, calls)
-        self._marks: list[tuple[int, int]] = []
+        self._tools: list[tuple[ToolStart, list[str]]] = []
 
     @property
-    def has_tools(self) -> bool:
-        return any(isinstance(delta, ToolStart) for delta in self.deltas)
+    def num_tools(self) -> int:
+        return len(self._tools)
 
-    def add(self, deltas: Sequence[Delta], num_tokens: int) -> None:
-        """Add what `num_tokens` tokens of the answer say, beyond what was added before."""
-        self.deltas += self.wanted.take(deltas)
-        self._marks.append((len(self.deltas), num_tokens))
+    def tool_uses(self, first: int = 0) -> list[ToolUse]:
+        """The tool calls so far, from the `first` on; the last may not be whole yet."""
+        return [ToolUse(id=start.id, name=start.name, arguments="".join(parts)) for start, parts in self._tools[first:]]
+
+    def add(self, deltas: Sequence[Delta]) -> None:
+        wanted = self.wanted.take(deltas)
+        self.deltas += wanted
+        for delta in wanted:
+            if isinstance(delta, ToolStart):
+                self._tools.append((delta, []))
+            elif isinstance(delta, ToolArguments):
+                self._tools[delta.index][1].append(delta.text)
         self._wake()
 
-    def close(self, deltas: Sequence[Delta], num_tokens: int) -> None:
+    def close(self, deltas: Sequence[Delta]) -> None:
         """Add the last of it."""
-        self.add(deltas, num_tokens)
+        self.add(deltas)
         self.deltas += self.wanted.finish()
-        self._marks.append((len(self.deltas), num_tokens))
+        self.is_complete = not self.wanted.is_over
         self.end()
 
     def end(self) -> None:
@@ -85,9 +96,15 @@ class AnswerLog:
             answer.add(delta)
         return answer
 
-    def num_tokens(self, position: int) -> int:
-        """How many tokens of the answer lie behind `position`."""
-        return max((tokens for length, tokens in self._marks if length <= position), default=0)
+    def cuts(self, position: int) -> list[int]:
+        """Where a client that read up to `position` may have broken off to go on: after every whole tool call, and there."""
+        cuts = []
+        for at in range(1, position):
+            last, following = self.deltas[at - 1], self.deltas[at]
+            is_same_call = isinstance(following, ToolArguments) and following.index == last.index
+            if isinstance(last, ToolStart | ToolArguments) and not is_same_call:
+                cuts.append(at)
+        return [*cuts, position]
 
     def _wake(self) -> None:
         for reader in self.readers:

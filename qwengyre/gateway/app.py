@@ -99,6 +99,7 @@ class HarnessApp:
 
     def _parse(self, dialect: Dialect, body: bytes, execution: Execution) -> ModelRequest:
         """Raises InvalidRequest. A body that cannot be read for halves of characters is read without them."""
+        execution.issue_tools()
         try:
             try:
                 return dialect.parse(body, execution.session.items)

@@ -115,6 +115,8 @@ class LiveCall:
         self._prompt_at_start = 0
         self._known_at_source = 0
         self._cached = 0
+        self._num_issued = 0
+        """Tool calls whose ids and whole arguments the session knows."""
         self._held_s = 0.0
         self._held_since: float | None = None
         """When the call was last without tokens for want of a server that works."""
@@ -175,7 +177,7 @@ class LiveCall:
     def ending(self) -> Ending:
         """What the client is told at the end."""
         reason: EndReason = "length" if self._reason == "length" else "stop"
-        if reason == "stop" and self.answer.has_tools:
+        if reason == "stop" and self.answer.num_tools:
             reason = "tool_calls"
         completion = self.num_answer if not self.answer.wanted.is_over else self._seen(len(self.answer.deltas)).num_tokens
         usage = Usage(
@@ -304,7 +306,7 @@ class LiveCall:
     def _show(self, token_ids: Sequence[int]) -> None:
         if self.answer.wanted.is_over:
             return
-        self.answer.add(self._parser.feed(token_ids), self.num_answer)
+        self.answer.add(self._parser.feed(token_ids))
         if self.answer.wanted.is_over and self.state is CallState.RUNNING:
             self._stop_engine(Why.SAID_ALL)
 
@@ -333,7 +335,7 @@ class LiveCall:
         """The answer is whole. Its record is closed when a client is about to be told, or has left."""
         self._advance(End())
         self._reason = reason
-        self.answer.close(self._parser.finish(), self.num_answer)
+        self.answer.close(self._parser.finish())
         self._parked.set()
         if not self.is_attended:
             self._abandon()
@@ -421,10 +423,26 @@ class LiveCall:
         )
         self._wiring.journal(ended)
         self.tokens.ended = ended
-        if seen.num_tokens or seen.rest:
-            self._session.learn(self.tokens, self.answer.said(position), seen)
+        self._learn(position, also_before=abandoned)
         self._wiring.stats.count_end(ended)
         self.concluded.set()
+
+    def issue_tools(self) -> None:
+        """Make the ids of the tool calls so far known to whoever parses the next request."""
+        for use in self.answer.tool_uses(self._num_issued):
+            self._session.issued[use.id] = use
+        self._num_issued = max(0, self.answer.num_tools - 1)
+
+    def learn_so_far(self) -> None:
+        """Make known what a client may go on from although this call has not ended: it hung up, or does not read any further."""
+        self._learn(max((reader.position for reader in self.answer.readers), default=self._left_at), also_before=True)
+
+    def _learn(self, position: int, *, also_before: bool) -> None:
+        """Remember the answer as a client at `position` has it; `also_before`, as one that broke off after an earlier tool call."""
+        for cut in self.answer.cuts(position) if also_before else [position]:
+            seen = self._seen(cut)
+            if seen.num_tokens or seen.rest:
+                self._session.learn(self.tokens, self.answer.said(cut), seen)
 
     def _num_reasoning(self) -> int:
         """Tokens of the answer up to the end of its reasoning."""

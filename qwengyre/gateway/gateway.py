@@ -35,7 +35,7 @@ from qwengyre.trajectory.match import Match
 
 log = logging.getLogger(__name__)
 CUT_DEADLINE_S = 10.0
-"""How long the close of an execution waits for the last tokens of its running calls."""
+"""How long an engine may take to stop a call, and the close of an execution waits for the last tokens of its running calls."""
 CONCURRENT_ENCODINGS = 2
 """Threads that encode very long prompts beside the event loop."""
 KEPT_CLOSED = 32
@@ -54,6 +54,11 @@ class Execution:
     @property
     def id(self) -> ExecutionId:
         return self.session.opened.execution
+
+    def issue_tools(self) -> None:
+        """Make the tool calls of running answers known: a client may go on from one before its answer has ended."""
+        for call in self.live.values():
+            call.issue_tools()
 
     def contexts(self, first: Set[int]) -> list[int]:
         """Calls whose rows end a path, `first` before all others, then the latest first."""
@@ -236,6 +241,7 @@ class Gateway:
 
     async def call(self, execution: Execution, request: ModelRequest, headers: Mapping[str, str]) -> tuple[LiveCall, Reader]:
         """Start, join or go on with a call. Raises InvalidRequest, ContextOverflow, ExecutionClosed."""
+        _learn_live(execution, request)
         joined = await self._joinable(execution, request, headers)
         if joined is not None:
             self.stats.calls_joined += 1
@@ -375,13 +381,13 @@ class Gateway:
         ids = session.rows.answer_ids(ended.call)[: ended.num_seen]
         if not ids and not ended.rest:
             return
-        asked = tokens.asked
-        parser = self._make_parser(session, asked, ())()
-        answer = AnswerLog(())
-        answer.add(parser.feed(ids), len(ids))
-        if ended.num_masked or ended.rest or not ended.abandoned:
-            answer.close([*parser.finish(), *([TextDelta(text=ended.rest)] if ended.rest else ())], len(ids))
-        session.learn(tokens, answer.said(len(answer.deltas)), Seen(ended.num_seen, ended.rest))
+        make_parser = self._make_parser(session, tokens.asked, ())
+        parser, answer = make_parser(), AnswerLog(())
+        answer.close([*parser.feed(ids), *parser.finish(), *([TextDelta(text=ended.rest)] if ended.rest else ())])
+        whole = len(answer.deltas)
+        for cut in answer.cuts(whole) if ended.abandoned else [whole]:
+            seen = seen_at(answer, cut, ids, make_parser, self.rendering.tokenizer.decode)
+            session.learn(tokens, answer.said(cut), Seen(ended.num_seen, ended.rest) if cut == whole else seen)
 
     def _abandon_unfinished(self, session: Session) -> None:
         for tokens in session.rows:
@@ -411,15 +417,27 @@ class Gateway:
         ids = session.rows.answer_ids(tokens.asked.call)
         asked = tokens.asked
         make_parser, answer = self._make_parser(session, asked, ()), AnswerLog(asked.stops, Calls(asked.calls))
-        answer.add(make_parser().feed(ids), len(ids))
+        answer.add(make_parser().feed(ids))
         seen = seen_at(answer, len(answer.deltas), ids, make_parser, self.rendering.tokenizer.decode)
         return seen, len(ids) - seen.num_tokens if answer.wanted.is_over else 0
 
 
+def _learn_live(execution: Execution, request: ModelRequest) -> None:
+    """Make known the answers in `request` whose calls still run: the client hung up at a whole tool call, or reads no further."""
+    if not execution.live:
+        return
+    depth_of = {key: depth for depth, key in enumerate(execution.session.match(request).keys[:-1])}
+    for call in list(execution.live.values()):
+        depth = depth_of.get(call.tokens.asked.key)
+        if depth is not None and request.turns[depth].is_answer:
+            call.learn_so_far()
+
+
 async def _abort(engine: Engine, request_id: str) -> None:
     try:
-        await engine.abort([request_id])
-    except EngineError as error:
+        async with asyncio.timeout(CUT_DEADLINE_S):
+            await engine.abort([request_id])
+    except (EngineError, TimeoutError) as error:
         log.info("abort_not_delivered", extra={"request": request_id, "reason": str(error)})
     except Exception:  # the outermost frame of its task: an abort that is lost must not end the gateway
         log.exception("abort_broke", extra={"request": request_id})

@@ -36,6 +36,8 @@ TAIL_TOKENS = 4096
 PARSED_TAIL_TOKENS = 128
 """How much of a prompt tells in which channel the answer begins: more than any generation prompt has."""
 KEPT_TOOL_LISTS = 256
+END_TOKENS = 64
+"""How far from the end of an answer the end of its last tool call is looked for."""
 
 
 class How(Enum):
@@ -133,6 +135,29 @@ class Rendering:
             is_reasoning_open=parsed.reasoning_complete is False,
             blocks=tuple(_block(call) for call in parsed.tool_calls),
         )
+
+    def end_of_call(self, row_T: np.ndarray, turns: Sequence[Turn], tools: Sequence[dict]) -> np.ndarray:
+        """int32: what the template writes after the last tool call of `turns` and the answer that closes `row_T` lacks.
+
+        Nothing where the answer has it, or where its tokens end elsewhere than the template's.
+        """
+        settled = self._settled(turns, tools)
+        ids = self.renderer.render_ids(self._messages(settled.turns), tools=self._tools(tools), add_generation_prompt=False)
+        stops = [at for at, token in enumerate(ids) if token in self.stop_token_ids]
+        ids = ids[: stops[-1]] if stops else ids
+        body, row = (self.tokenizer.decode(part).rstrip() for part in (ids[-END_TOKENS:], row_T[-END_TOKENS:].tolist()))
+        for length in range(len(row), 0, -1):
+            at = body.rfind(row[-length:])
+            if at >= 0:
+                return np.asarray(self._last_tokens(ids, body[at + length :]), TOKEN)
+        return np.empty(0, TOKEN)
+
+    def _last_tokens(self, ids: Sequence[int], text: str) -> Sequence[int]:
+        """The last of `ids` that read as `text`; none if no tokens do."""
+        for num_tokens in range(1, END_TOKENS if text else 0):
+            if self.tokenizer.decode(ids[-num_tokens:]).rstrip() == text:
+                return ids[-num_tokens:]
+        return ()
 
     def _bridge(self, row_T: np.ndarray, num_sampled: int, new: Sequence[Turn], tools: Sequence[dict]) -> Rendered | None:
         num_prompt = len(row_T) - num_sampled

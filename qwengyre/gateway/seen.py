@@ -30,7 +30,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 def seen_at(answer: AnswerLog, position: int, token_ids: Sequence[int], make_parser: MakeParser, decode: Decode) -> Seen:
     """What a client at `position` of an answer saw; `token_ids` are all that was sampled of it so far."""
-    if position >= len(answer.deltas) and not answer.wanted.withholds:
+    if position >= len(answer.deltas) and answer.is_complete:
         return Seen(len(token_ids))
     return seen_until(token_ids, answer.said(position).turn(), make_parser, decode)
 

@@ -213,7 +213,7 @@ class Session:
         call = self.rows[base]
         num_answer = answer.num_sampled
         row_T = self.rows.row(base, call.num_prompt - call.asked.first_index + num_answer)
-        rest_T = np.asarray(self._rendering.tokenizer.encode(answer.rest) if answer.rest else (), TOKEN)
+        rest_T = self._rest(call, answer, row_T, turns[: matched.num_turns], request.tools.specs)
         seen_T = np.concatenate([row_T, rest_T])
         rendered = self._rendering.extend(seen_T, num_answer + len(rest_T), turns, matched.num_turns, request.tools.specs)
         if rendered.how is How.RENDERED:
@@ -224,6 +224,17 @@ class Session:
         cause = BranchCause.EXTENDS if rendered.how is How.BRIDGED else BranchCause.DIVERGES
         keep = min(rendered.keep, len(row_T))
         return base, keep, np.concatenate([seen_T[keep : rendered.keep], rendered.new_T]), cause, False
+
+    def _rest(
+        self, call: CallTokens, answer: Answer, row_T: np.ndarray, turns: Sequence[Turn], tools: Sequence[dict]
+    ) -> np.ndarray:
+        """int32: what the client saw of an answer after its tokens in `row_T`, and the end of a tool call that was cut before it."""
+        if answer.rest:
+            return np.asarray(self._rendering.tokenizer.encode(answer.rest), TOKEN)
+        is_cut = call.ended is None or call.ended.abandoned
+        if is_cut and answer.turn.tool_uses:
+            return self._rendering.end_of_call(row_T, turns, tools)
+        return np.empty(0, TOKEN)
 
     def _beside(self, matched: Match, turns: Sequence[Turn], new_T: np.ndarray) -> tuple[int, int, BranchCause]:
         """A context without a recorded answer: it may still begin like another one, beyond the system prompt."""

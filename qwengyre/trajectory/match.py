@@ -189,7 +189,8 @@ class ContextIndex:
         """Remember what the context `key` was answered. A cut answer may be remembered, too, as far as it was seen."""
         keyed = key_turn(answer.turn, issued)
         step = blake2b(key + keyed.digest, digest_size=DIGEST_BYTES).digest()
-        self._answers.setdefault(step, []).append(answer)
+        known = self._answers.setdefault(step, [])
+        known[:] = [other for other in known if other.call != answer.call] + [answer]
 
     def _step(self, key: bytes, keyed: KeyedTurn) -> bytes:
         step = blake2b(key + keyed.digest, digest_size=DIGEST_BYTES).digest()

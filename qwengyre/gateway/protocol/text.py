@@ -157,11 +157,6 @@ class StopStrings:
         self.found: str | None = None
         """The stop string that ended the text."""
 
-    @property
-    def holds(self) -> bool:
-        """Whether the text so far ends with what may become a stop string."""
-        return bool(self._held)
-
     def push(self, piece: str) -> str:
         if not self._stops or self.found is not None:
             return "" if self.found is not None else piece

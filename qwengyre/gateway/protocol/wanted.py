@@ -34,11 +34,6 @@ class Wanted:
         """Nothing that follows is wanted."""
         return self._is_past_calls or self._stops.found is not None
 
-    @property
-    def withholds(self) -> bool:
-        """Whether something was said that no client was shown."""
-        return self.is_over or self._stops.holds
-
     def take(self, deltas: Sequence[Delta]) -> list[Delta]:
         wanted: list[Delta] = []
         for delta in deltas:
