@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from qwengyre.cli.output import say
-from qwengyre.sandbox.task import check_tasks
+from qwengyre.core.errors import ConfigError
+from qwengyre.sandbox.config import HarnessConfig, LimitsConfig
+from qwengyre.sandbox.task import Task, check_tasks
 
 COMMANDS = {"check": ("qwengyre.cli.tasks:check", "Validate a folder of tasks; say what is wrong, file and line.")}
 
 
-def check(folder: Annotated[Path, typer.Argument(metavar="DIR", help="One task, or a folder of tasks.")]) -> None:
+def check(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="One task, or a folder of tasks.")],
+    solve: Annotated[
+        bool, typer.Option("--solve", help="Score every task untouched, and after its own solution/solve.sh; slow.")
+    ] = False,
+    isolation: Annotated[str, typer.Option(help="With --solve: `bwrap`, or `none` for solutions that you trust.")] = "bwrap",
+) -> None:
     """Validate a folder of tasks (Harbor / Terminal-Bench format): print every problem, fail on errors.
 
     A warning names something that Harbor honors and this sandbox does not; it does not fail the check.
@@ -24,5 +33,23 @@ def check(folder: Annotated[Path, typer.Argument(metavar="DIR", help="One task, 
     num_errors = sum(problem.severity == "error" for problem in problems)
     num_warnings = len(problems) - num_errors
     say(f"{len(tasks)} tasks usable, {num_errors} errors, {num_warnings} warnings")
-    if num_errors:
+    num_unsolved = _solve(tasks, isolation) if solve else 0
+    if num_errors or num_unsolved:
         raise typer.Exit(1)
+
+
+def _solve(tasks: Sequence[Task], isolation: str) -> int:
+    """A line a task; how many cannot be learned from."""
+    from qwengyre.sandbox.solve import solve
+
+    if isolation not in ("bwrap", "none"):
+        raise ConfigError(f"{isolation!r} is neither bwrap nor none", key="--isolation")
+    limits = LimitsConfig(best_effort=True)  # solutions are of who wrote the task
+    config = HarnessConfig(command=("true",), isolation=isolation, limits=limits)
+    results = [solve(task, config) for task in tasks]
+    for result in results:
+        solved = "no solution" if result.solved is None else f"solved {result.solved:g}"
+        say(f"{result.task}: untouched {result.untouched:g}, {solved}{f': {result.problem}' if result.problem else ''}")
+    unsolved = sum(bool(result.problem) for result in results)
+    say(f"{len(results) - unsolved} of {len(results)} tasks can be learned from")
+    return unsolved
