@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart quickstart-ray quickstart-vllm setup setup-vllm test test-vllm test-mooncake test-ray test-faults test-recurrence test-models test-harnesses lint bubblewrap clean help
+.PHONY: quickstart quickstart-ray quickstart-vllm setup setup-vllm test test-vllm test-mooncake test-ray test-faults test-recurrence test-models test-harnesses lint types bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -71,6 +71,10 @@ $(VENV_VLLM)/.installed: constraints-vllm.txt
 	$(VENV_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
+types: setup  ## Check types: mypy, strict.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mypy
+	$(BIN)/mypy
+
 lint: setup  ## Check style.
 	$(BIN)/python -m pip install --quiet -c constraints.txt ruff
 	$(BIN)/ruff check .
@@ -93,4 +97,4 @@ bubblewrap:
 	fi
 
 clean:  ## Remove the virtual environment and caches; runs stay.
-	rm -rf $(VENV) $(VENV_VLLM) $(HARNESSES) .pytest_cache .hypothesis .ruff_cache
+	rm -rf $(VENV) $(VENV_VLLM) $(HARNESSES) .pytest_cache .hypothesis .ruff_cache .mypy_cache
