@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 from pathlib import Path
@@ -35,6 +36,7 @@ def train(
 
     The run folder gets the config as resolved, journals, metrics, checkpoints, summary.json and report.html.
     """
+    os.umask(0o077)  # of every process of the run: prompts, answers and workspaces are its user's alone
     if (run_file is None) == (resume is None):
         raise ConfigError("give either a run file or --resume RUN", file="qwengyre train")
     if resume is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,7 @@ from qwengyre.sandbox.readable import SYSTEM
 from qwengyre.sandbox.reward import read_reward
 from qwengyre.sandbox.room import Room
 from qwengyre.sandbox.task import Task
-from qwengyre.sandbox.tree import remove_tree
+from qwengyre.sandbox.tree import is_open_to_others, remove_tree
 from qwengyre.sandbox.workspace import copy_workspace, prepare_workspace
 
 
@@ -117,7 +118,8 @@ class Evaluator:
         timeout_s = host.config.verifier_timeout_s or task.verifier_timeout_s
         with host.room(f"{place.parent.name}-{place.name}", log) as room:
             await self._threads.run(room.own, place / "workspace", place / "verifier")
-            process = _start(host, task, place, room)
+            tests = await self._threads.run(_shown_tests, task, place, room)
+            process = _start(host, task, tests, place, room)
             try:
                 with self._watch.watching(place, process) as watched:
                     code = await process.wait(timeout_s)
@@ -138,7 +140,16 @@ def _discard(place: Path) -> None:
         remove_tree(place)
 
 
-def _start(host: SandboxHost, task: Task, place: Path, room: Room) -> Process:
+def _shown_tests(task: Task, place: Path, room: Room) -> Path:
+    """The tests of a task, or a copy for a sandbox of root that may not read them."""
+    if room.identity is None or is_open_to_others(task.tests):
+        return task.tests
+    shutil.copytree(task.tests, place / "tests", symlinks=True)
+    room.own(place / "tests")
+    return place / "tests"
+
+
+def _start(host: SandboxHost, task: Task, tests: Path, place: Path, room: Room) -> Process:
     environment = _environment(host, task, place)
     if not host.isolated:
         program = Program(["/bin/bash", str(task.tests / "test.sh")], environment, room.output)
@@ -146,7 +157,7 @@ def _start(host: SandboxHost, task: Task, place: Path, room: Room) -> Process:
     mounts = (
         Mount(str(place / "workspace"), WORKSPACE, writable=True),
         Mount(str(place / "verifier"), VERIFIER_LOGS, writable=True),
-        Mount(str(task.tests), TESTS),
+        Mount(str(tests), TESTS),
     )
     return host.start_script(f"{TESTS}/test.sh", room, host.view(mounts), environment)
 

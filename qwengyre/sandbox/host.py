@@ -69,6 +69,7 @@ class SandboxHost:
             raise SandboxError(
                 f"no filter of system calls for {platform.machine()}: a sandbox needs one of {', '.join(MACHINES)}"
             )
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.etc = work / "etc"
         write_etc(self.etc)
         self.readable = (*interpreter_folders(), *module_folders(config), *config.readable)

@@ -193,6 +193,20 @@ def change_owner(path: Path, uid: int) -> None:
         os.close(root)
 
 
+def is_open_to_others(folder: Path) -> bool:
+    """Whether every user may read all files of a folder. Raises OSError."""
+    root = open_folder(folder, forced=False)
+    try:
+        closed = not os.fstat(root).st_mode & stat.S_IXOTH
+        for kind, parent, name in walk(root, forced=False):
+            mode = os.lstat(name, dir_fd=parent).st_mode
+            needed = stat.S_IROTH | stat.S_IXOTH if kind is not Kind.ENTRY else 0 if stat.S_ISLNK(mode) else stat.S_IROTH
+            closed |= mode & needed != needed
+        return not closed
+    finally:
+        os.close(root)
+
+
 class TreeSize(NamedTuple):
     num_bytes: int
     """Blocks in use; a file with several names counts once."""

@@ -6,8 +6,11 @@ import re
 import shutil
 import time
 from pathlib import Path
+from typing import Final
 
 from qwengyre.core.errors import ConfigError
+
+OWNER_ONLY: Final = 0o700
 
 
 class RunFolder:
@@ -71,7 +74,7 @@ class RunFolder:
         for suffix in ["", *(f"-{n}" for n in range(2, 100))]:
             folder = cls(Path(runs_dir) / f"{stem}{suffix}")
             try:
-                folder.path.mkdir(parents=True)
+                folder.path.mkdir(mode=OWNER_ONLY, parents=True)
             except FileExistsError:
                 continue
             except OSError as error:
@@ -101,7 +104,8 @@ class RunFolder:
         return folder
 
     def _make_inner(self) -> None:
-        """A copy may have come without the empty ones."""
+        """A copy may have come without the empty ones, and open to others, who could read every prompt and answer."""
+        self.path.chmod(OWNER_ONLY)
         for inner in (self.journal, self.checkpoints, self.snapshots, self.workspaces, self.logs):
             inner.mkdir(exist_ok=True)
 

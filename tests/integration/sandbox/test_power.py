@@ -158,3 +158,13 @@ def test_groups_of_root_are_no_groups_of_a_sandbox(kit, start):
         if os.geteuid() == 0:
             os.setgroups(before)
     assert groups <= ({65534, 1000} if os.geteuid() else set())
+
+
+def test_tests_that_only_their_owner_may_read_score(kit, start):
+    """As a run makes them itself, whose files are its user's alone."""
+    task = kit.task(HELLO, f'test -f "$TESTS_DIR/deep/expected" || exit 1\n{SCORE_HELLO}', files={"tests/deep/expected": "x"})
+    for path in (*task.tests.rglob("*"), task.tests):
+        path.chmod(0o700 if path.is_dir() else 0o600)
+    outcome = kit.run(task, kit.config(start))
+    assert outcome.score == 0.75, outcome.detail
+    assert stat.S_IMODE((task.tests / "test.sh").stat().st_mode) == 0o600

@@ -1,3 +1,5 @@
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,14 @@ def test_a_place_where_no_folder_can_be_made_is_named(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--runs-dir"):
         RunFolder.create(tmp_path / "file", "quick", "")
+
+
+def test_a_run_folder_is_its_users_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        folder = RunFolder.create(tmp_path / "runs", "r", "")
+        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+        folder.path.chmod(0o755)
+        assert stat.S_IMODE(RunFolder.open_to_resume(folder.path).path.stat().st_mode) == 0o700
+    finally:
+        os.umask(before)
