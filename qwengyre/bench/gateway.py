@@ -164,11 +164,11 @@ async def _call(gateway: Gateway, execution: Execution, body: bytes):
         reader.event.clear()
     reader.take()
     call.conclude()
-    turn = call.answer.said(reader.position).turn()
-    BY_NAME["chat"].whole(request, AnswerHead(id="x", created=0, prompt_tokens=call.num_prompt), turn, call.ending())
+    said = call.answer.said(reader.position)
+    BY_NAME["chat"].whole(request, AnswerHead(id="x", created=0, prompt_tokens=call.num_prompt), said, call.ending())
     call.detach(reader)
     await asyncio.sleep(0)
-    return turn
+    return said.turn()
 
 
 class Served:

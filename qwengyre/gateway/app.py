@@ -155,8 +155,8 @@ class HarnessApp:
         reader.take()
         call.conclude()
         await self._gateway.wait_durable()
-        turn = call.answer.said(reader.position).turn()
-        await _respond(send, 200, dialect.whole(request, _head(call), turn, call.ending()), request.ignored)
+        said = call.answer.said(reader.position)
+        await _respond(send, 200, dialect.whole(request, _head(call), said, call.ending()), request.ignored)
 
     async def _stream(self, dialect: Dialect, request: ModelRequest, call: LiveCall, reader: Reader, send: Send) -> None:
         await self._wait_to_begin(reader)

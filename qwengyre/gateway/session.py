@@ -15,7 +15,7 @@ from qwengyre.gateway.call_tokens import CallRows, CallTokens
 from qwengyre.gateway.dialects import BY_NAME
 from qwengyre.gateway.hints import GivenAnswer, HintReader
 from qwengyre.gateway.protocol.deltas import AnswerSoFar
-from qwengyre.gateway.protocol.request import InvalidRequest, ItemCache, ModelRequest
+from qwengyre.gateway.protocol.request import InvalidRequest, ItemCache, ModelRequest, said_in_blocks
 from qwengyre.gateway.records import Asked, Opened
 from qwengyre.gateway.rendering import How, Rendering
 from qwengyre.gateway.seen import Seen
@@ -135,7 +135,7 @@ class Session:
 
     def learn(self, call: CallTokens, said: AnswerSoFar, seen: Seen) -> None:
         """Remember an answer as far as the client saw it: `seen`, which reads as `said`."""
-        turn = said.turn()
+        turn = said.turn() if call.asked.dialect == "chat" else said_in_blocks(said.blocks())
         for use in turn.tool_uses:
             self.issued[use.id] = use
         self.items.said[answer_id(call.id)] = said.blocks()

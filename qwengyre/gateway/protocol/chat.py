@@ -6,11 +6,19 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from qwengyre.gateway.protocol import chat_request, sse
-from qwengyre.gateway.protocol.deltas import Delta, Ending, ReasoningDelta, TextDelta, ToolArguments, ToolStart, Usage
+from qwengyre.gateway.protocol.deltas import (
+    AnswerSoFar,
+    Delta,
+    Ending,
+    ReasoningDelta,
+    TextDelta,
+    ToolArguments,
+    ToolStart,
+    Usage,
+)
 from qwengyre.gateway.protocol.dialect import AnswerHead, AnswerStream, Dialect, kind_of
 from qwengyre.gateway.protocol.openai_errors import openai_error, openai_overflow
 from qwengyre.gateway.protocol.request import ItemCache, ModelRequest
-from qwengyre.trajectory.match import Turn
 
 
 class ChatDialect(Dialect):
@@ -31,7 +39,8 @@ class ChatDialect(Dialect):
     def stream(self, request: ModelRequest, head: AnswerHead) -> AnswerStream:
         return _Stream(request, head)
 
-    def whole(self, request: ModelRequest, head: AnswerHead, turn: Turn, ending: Ending) -> bytes:
+    def whole(self, request: ModelRequest, head: AnswerHead, said: AnswerSoFar, ending: Ending) -> bytes:
+        turn = said.turn()
         message: dict[str, Any] = {"role": "assistant", "content": turn.text if turn.text or not turn.tool_uses else None}
         if turn.reasoning:
             message["reasoning_content"] = turn.reasoning

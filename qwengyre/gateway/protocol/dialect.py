@@ -11,10 +11,9 @@ from typing import ClassVar, Final, Protocol
 
 import msgspec
 
-from qwengyre.gateway.protocol.deltas import Delta, Ending
+from qwengyre.gateway.protocol.deltas import AnswerSoFar, Delta, Ending
 from qwengyre.gateway.protocol.fields import Field
 from qwengyre.gateway.protocol.request import ItemCache, ModelRequest
-from qwengyre.trajectory.match import Turn
 
 KINDS: Final = {
     400: "invalid_request_error",
@@ -75,7 +74,7 @@ class Dialect(ABC):
     def stream(self, request: ModelRequest, head: AnswerHead) -> AnswerStream: ...
 
     @abstractmethod
-    def whole(self, request: ModelRequest, head: AnswerHead, turn: Turn, ending: Ending) -> bytes:
+    def whole(self, request: ModelRequest, head: AnswerHead, said: AnswerSoFar, ending: Ending) -> bytes:
         """The body of an answer that is not streamed."""
 
     @abstractmethod

@@ -8,10 +8,19 @@ from typing import ClassVar, Final
 import msgspec
 
 from qwengyre.gateway.protocol import messages_request, sse
-from qwengyre.gateway.protocol.deltas import Delta, Ending, ReasoningDelta, TextDelta, ToolArguments, ToolStart, Usage
+from qwengyre.gateway.protocol.deltas import (
+    AnswerSoFar,
+    Block,
+    Delta,
+    Ending,
+    ReasoningDelta,
+    TextDelta,
+    ToolArguments,
+    ToolStart,
+    Usage,
+)
 from qwengyre.gateway.protocol.dialect import AnswerHead, AnswerStream, Dialect, kind_of
 from qwengyre.gateway.protocol.request import ItemCache, ModelRequest
-from qwengyre.trajectory.match import Turn
 
 SIGNATURE: Final = "qwengyre"
 """Clients send thinking back only with a signature."""
@@ -37,15 +46,10 @@ class MessagesDialect(Dialect):
     def stream(self, request: ModelRequest, head: AnswerHead) -> AnswerStream:
         return _Stream(request, head)
 
-    def whole(self, request: ModelRequest, head: AnswerHead, turn: Turn, ending: Ending) -> bytes:
-        content: list[dict] = []
-        if turn.reasoning:
-            content.append({"type": "thinking", "thinking": turn.reasoning, "signature": SIGNATURE})
-        if turn.text or not turn.tool_uses:
-            content.append({"type": "text", "text": turn.text})
-        content += [
-            {"type": "tool_use", "id": use.id, "name": use.name, "input": _input(use.arguments)} for use in turn.tool_uses
-        ]
+    def whole(self, request: ModelRequest, head: AnswerHead, said: AnswerSoFar, ending: Ending) -> bytes:
+        content = [_content(block) for block in said.blocks()]
+        if all(block["type"] == "thinking" for block in content):
+            content.append({"type": "text", "text": ""})
         return sse.encode(
             {
                 "id": f"msg_{head.id}",
@@ -146,6 +150,14 @@ class _Stream:
         out = self._say({"type": "signature_delta", "signature": SIGNATURE}) if self._open == "thinking" else b""
         self._open = None
         return out + sse.event("content_block_stop", {"type": "content_block_stop", "index": self._index})
+
+
+def _content(block: Block) -> dict:
+    if block.use is not None:
+        return {"type": "tool_use", "id": block.use.id, "name": block.use.name, "input": _input(block.use.arguments)}
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": block.text, "signature": SIGNATURE}
+    return {"type": "text", "text": block.text}
 
 
 def _input(arguments: str) -> object:

@@ -33,6 +33,7 @@ from qwengyre.gateway.protocol.request import (
     first_user_text,
     function_spec,
     join_texts,
+    join_thoughts,
     last_user_block,
     stop_strings,
     system_texts,
@@ -251,8 +252,7 @@ def _assistant_turn(blocks: Sequence[_Block], cache: ItemCache) -> Turn:
                 uses.append(cache.issued.get(block.id, use))
             case _:
                 texts.append(_text(block))
-    reasoning = "\n".join(thoughts) if thoughts else None
-    return Turn(role="assistant", text=join_texts(texts), reasoning=reasoning, tool_uses=tuple(uses))
+    return Turn(role="assistant", text=join_texts(texts), reasoning=join_thoughts(thoughts), tool_uses=tuple(uses))
 
 
 def _text(block: _Block) -> str:

@@ -128,6 +128,21 @@ def join_texts(texts: Sequence[str]) -> str:
     return joined
 
 
+def join_thoughts(thoughts: Sequence[str]) -> str | None:
+    """Blocks of reasoning of one message; None without any."""
+    return "\n".join(thoughts) if thoughts else None
+
+
+def said_in_blocks(blocks: Sequence[Block]) -> Turn:
+    """An answer as it comes back from a client of a dialect that has blocks: text that a call parts is two texts."""
+    return Turn(
+        role="assistant",
+        text=join_texts([block.text for block in blocks if block.kind == "text"]),
+        reasoning=join_thoughts([block.text for block in blocks if block.kind == "reasoning"]),
+        tool_uses=tuple(block.use for block in blocks if block.use is not None),
+    )
+
+
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:

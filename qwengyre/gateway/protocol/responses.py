@@ -8,12 +8,22 @@ from typing import Any, ClassVar
 import msgspec
 
 from qwengyre.gateway.protocol import responses_request, sse
-from qwengyre.gateway.protocol.deltas import Delta, Ending, ReasoningDelta, TextDelta, ToolArguments, ToolStart, Usage
+from qwengyre.gateway.protocol.deltas import (
+    AnswerSoFar,
+    Block,
+    Delta,
+    Ending,
+    ReasoningDelta,
+    TextDelta,
+    ToolArguments,
+    ToolStart,
+    Usage,
+)
 from qwengyre.gateway.protocol.dialect import AnswerHead, AnswerStream, Dialect, kind_of
 from qwengyre.gateway.protocol.openai_errors import openai_error, openai_overflow
 from qwengyre.gateway.protocol.request import Calls, ItemCache, ModelRequest, Tools
 from qwengyre.gateway.protocol.responses_request import ToolKind, item_id
-from qwengyre.trajectory.match import ToolUse, Turn
+from qwengyre.trajectory.match import ToolUse
 
 FUNCTION = ToolKind()
 
@@ -36,14 +46,11 @@ class ResponsesDialect(Dialect):
     def stream(self, request: ModelRequest, head: AnswerHead) -> AnswerStream:
         return _Stream(request, head)
 
-    def whole(self, request: ModelRequest, head: AnswerHead, turn: Turn, ending: Ending) -> bytes:
-        output: list[dict] = []
-        if turn.reasoning:
-            output.append(_reasoning_item(item_id("rs", head.id, 0), turn.reasoning))
-        if turn.text or not turn.tool_uses:
-            output.append(_message_item(item_id("msg", head.id, len(output)), turn.text, "completed"))
-        for use in turn.tool_uses:
-            output.append(_call_item(item_id("fc", head.id, len(output)), use, _kind(request.tools, use.name), "completed"))
+    def whole(self, request: ModelRequest, head: AnswerHead, said: AnswerSoFar, ending: Ending) -> bytes:
+        blocks = said.blocks()
+        output = [_item(block, head.id, index, request.tools) for index, block in enumerate(blocks)]
+        if all(block.kind == "reasoning" for block in blocks):
+            output.append(_message_item(item_id("msg", head.id, len(output)), "", "completed"))
         return sse.encode(_ended(_response(request, head), output, ending))
 
     def count(self, num_tokens: int) -> bytes:
@@ -54,6 +61,14 @@ class ResponsesDialect(Dialect):
 
     def overflow(self, num_tokens: int, max_tokens: int) -> bytes:
         return openai_overflow(num_tokens, max_tokens, param="input")
+
+
+def _item(block: Block, answer: str, index: int, tools: Tools) -> dict:
+    if block.use is not None:
+        return _call_item(item_id("fc", answer, index), block.use, _kind(tools, block.use.name), "completed")
+    if block.kind == "reasoning":
+        return _reasoning_item(item_id("rs", answer, index), block.text)
+    return _message_item(item_id("msg", answer, index), block.text, "completed")
 
 
 class _CustomArguments(msgspec.Struct):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -35,6 +35,7 @@ from qwengyre.gateway.protocol.request import (
     first_user_text,
     function_spec,
     join_texts,
+    join_thoughts,
     last_user_block,
     system_texts,
     tools_of,
@@ -178,6 +179,8 @@ class _Fragment(msgspec.Struct, frozen=True):
     text: str = ""
     reasoning: str | None = None
     use: ToolUse | None = None
+    answer: str = ""
+    """The id of the answer that it is from, if the client kept it."""
 
 
 def parse(body: bytes, cache: ItemCache) -> ModelRequest:
@@ -234,28 +237,37 @@ def _items(raw: bytes, cache: ItemCache, offered: _OfferedTools) -> list[ParsedI
     if bytes(memoryview(raw)[:1]) == b'"':
         text = decode(raw, str, "input")
         return [ParsedItem(turns=(cache.keyed(Turn(role="user", text=text)),), last_block=text)]
+    kind = f"responses item {offered.tools.digest.hex()}" if offered.renamed else "responses item"
+    raws = decode(raw, list[msgspec.Raw] | None, "input") or []
+    parts = [cache.get(kind, item_raw, lambda raw: _parse_item(raw, cache, offered.renamed)) for item_raw in raws]
+    results = {part.turns[0].turn.tool_use_id: at for at, part in enumerate(parts) if isinstance(part, ParsedItem) and part.turns}
     out: list[ParsedItem] = []
     run: list[tuple[bytes, _Fragment]] = []
-    kind = f"responses item {offered.tools.digest.hex()}" if offered.renamed else "responses item"
-    for item_raw in decode(raw, list[msgspec.Raw] | None, "input") or ():
-        part = cache.get(kind, item_raw, lambda raw: _parse_item(raw, cache, offered.renamed))
-        if isinstance(part, _Fragment):
-            if run and not _goes_on(run[-1][1], part):
-                out.append(_answer(run, cache))
-                run = []
-            run.append((item_raw, part))
-            continue
-        if run:
+    for at, (item_raw, part) in enumerate(zip(raws, parts, strict=True)):
+        is_said = isinstance(part, _Fragment)
+        if run and not (is_said and _goes_on([inner for _, inner in run], part, lambda use, at=at: results.get(use.id, -1) > at)):
             out.append(_answer(run, cache))
             run = []
-        out.append(part)
+        if is_said:
+            run.append((item_raw, part))
+        else:
+            out.append(part)
     if run:
         out.append(_answer(run, cache))
     return out
 
 
-def _goes_on(last: _Fragment, part: _Fragment) -> bool:
-    """The order within one answer is reasoning, text, tool calls; going back begins another."""
+def _goes_on(run: Sequence[_Fragment], part: _Fragment, is_waited_for: Callable[[ToolUse], bool]) -> bool:
+    """Whether `part` belongs to the answer that `run` began.
+
+    Items that we gave an id say so. Else the order within one answer is reasoning, text, tool calls; going back begins another, unless
+    a call still waits for its result: nothing was answered between them.
+    """
+    last = run[-1]
+    if last.answer and part.answer:
+        return last.answer == part.answer
+    if any(fragment.use is not None and is_waited_for(fragment.use) for fragment in run):
+        return True
     return _stage(part) >= _stage(last) and not (part.reasoning is not None and last.reasoning is not None)
 
 
@@ -271,13 +283,21 @@ def _join(parts: Sequence[_Fragment]) -> Turn:
     return Turn(
         role="assistant",
         text=join_texts([part.text for part in parts if part.text]),
-        reasoning=next((part.reasoning for part in parts if part.reasoning is not None), None),
+        reasoning=join_thoughts([part.reasoning for part in parts if part.reasoning is not None]),
         tool_uses=tuple(part.use for part in parts if part.use is not None),
     )
 
 
 def _parse_item(raw: bytes, cache: ItemCache, renamed: Mapping[tuple[str, str], str]) -> ParsedItem | _Fragment:
     item = decode(raw, _Item, "input")
+    part = _read_item(item, cache, renamed)
+    answer = item.id.partition("_")[2].rpartition("_")[0]
+    if isinstance(part, _Fragment) and answer in cache.said:
+        return msgspec.structs.replace(part, answer=answer)
+    return part
+
+
+def _read_item(item: _Item, cache: ItemCache, renamed: Mapping[tuple[str, str], str]) -> ParsedItem | _Fragment:
     kind = item.type or ("item_reference" if item.id and item.role is None else "message")
     if kind == "item_reference":
         return _referred(item.id, cache)
