@@ -88,13 +88,15 @@ class HarnessApp:
             raise InvalidRequest(f"there is nothing at {scope['path'][:200]!r}; there is {known} and /v1/models", status=404)
         if method != "POST":
             raise InvalidRequest(f"{method} is not allowed here: POST", status=405)
-        body = await read_body(receive, headers, self._gateway.config)
-        request = self._parse(asks_for, body, execution)
-        if rest in BY_COUNT_PATH:
-            num_tokens = await self._gateway.count(execution, request)
-            await _respond(send, 200, asks_for.count(num_tokens), request.ignored)
-            return
-        call, reader = await self._gateway.call(execution, request, headers)
+        with execution.budget.request() as taken:
+            body = await read_body(receive, headers, self._gateway.config, taken)
+            async with execution.budget.turn:
+                request = self._parse(asks_for, body, execution)
+                if rest in BY_COUNT_PATH:
+                    num_tokens = await self._gateway.count(execution, request)
+                    await _respond(send, 200, asks_for.count(num_tokens), request.ignored)
+                    return
+                call, reader = await self._gateway.call(execution, request, headers)
         await self._answer(asks_for, request, call, reader, receive=receive, send=send)
 
     def _parse(self, dialect: Dialect, body: bytes, execution: Execution) -> ModelRequest:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
+from qwengyre.gateway.budget import Taken
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.protocol.fields import InvalidRequest
 
@@ -19,9 +20,10 @@ class ClientGone(Exception):
 
 
 async def read_body(
-    receive: Callable[[], Awaitable[MutableMapping[str, Any]]], headers: Mapping[str, str], config: GatewayConfig
+    receive: Callable[[], Awaitable[MutableMapping[str, Any]]], headers: Mapping[str, str], config: GatewayConfig, taken: Taken
 ) -> bytes:
-    """Raises InvalidRequest: 408 when it stalls, 413 when it is too large, 415 for an unknown encoding."""
+    """Raises InvalidRequest: 408 when it stalls, 413 when it is too large, 415 for an unknown encoding, 429 when its execution has
+    too many bytes unread."""
     most = config.max_body_bytes
     if int(headers.get("content-length") or 0) > most:
         raise InvalidRequest(f"the request body is larger than {most} bytes", status=413)
@@ -38,6 +40,7 @@ async def read_body(
         size += len(part)
         if size > most:
             raise InvalidRequest(f"the request body is larger than {most} bytes", status=413)
+        taken.take(len(part))
         parts.append(part)
         more = message.get("more_body", False)
     return _unpacked(b"".join(parts), headers.get("content-encoding", "identity").strip().lower(), most)

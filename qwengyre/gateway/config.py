@@ -20,7 +20,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_body_bytes: int = 32 * 1024 * 1024
     """A larger request body is refused with 413."""
     max_calls_per_execution: int = 64
-    """Calls of one execution at once; more are refused with 429."""
+    """Calls of one execution at once, and requests that are read or counted at once; more are refused with 429."""
+    max_unread_bytes_per_execution: int = 128 * 1024 * 1024
+    """Bodies of one execution that arrive or wait to be read, together; more are refused with 429."""
     keep_alive_s: float = 10.0
     """How often a client that waits for its stream hears something in its own dialect."""
     max_hold_s: float = 3600.0
@@ -36,6 +38,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         for key in ("max_context_tokens", "max_tokens_per_call", "max_body_bytes", "max_calls_per_execution"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
+        if self.max_unread_bytes_per_execution < self.max_body_bytes:
+            raise ValueError(
+                "max_unread_bytes_per_execution must be at least max_body_bytes, or no execution could send that much"
+            )
         for key in ("keep_alive_s", "max_hold_s", "body_timeout_s"):
             if not getattr(self, key) > 0:
                 raise ValueError(f"{key} must be above 0")

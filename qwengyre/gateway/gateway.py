@@ -13,6 +13,7 @@ from qwengyre.core.errors import ConfigError, ContextOverflow, EngineError, Exec
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import Engine
 from qwengyre.gateway.answer_log import AnswerLog, Reader
+from qwengyre.gateway.budget import Budget
 from qwengyre.gateway.call import LiveCall
 from qwengyre.gateway.call_tokens import CallTokens
 from qwengyre.gateway.config import GatewayConfig
@@ -45,8 +46,8 @@ KEPT_CLOSED = 32
 class Execution:
     """An attempt that is open: its records, its route, its live calls."""
 
-    def __init__(self, session: Session, keys: Keys):
-        self.session, self.keys = session, keys
+    def __init__(self, session: Session, keys: Keys, budget: Budget):
+        self.session, self.keys, self.budget = session, keys, budget
         self.route = Route()
         self.live: dict[int, LiveCall] = {}
         """Calls that have not been concluded, by number."""
@@ -325,7 +326,7 @@ class Gateway:
     def _begin(self, opened: Opened) -> Session:
         session = Session(opened, self.rendering, self._hints)
         keys = derive(self._secret, opened.execution, opened.attempt)
-        execution = Execution(session, keys)
+        execution = Execution(session, keys, Budget(self.config))
         before = self.executions.get(opened.execution)
         if before is not None:
             self._forget_keys(before)

@@ -22,8 +22,8 @@ from qwengyre.gateway.seen import Seen
 from qwengyre.trajectory.match import Answer, ContextIndex, Match, ToolUse, Turn, digest
 from qwengyre.trajectory.records import BranchCause
 
-LARGE_CHARS = 200_000
-"""A text this long takes a tokenizer some 50 ms: too long for the streams of others to wait."""
+LARGE_CHARS = 20_000
+"""A text this long takes a tokenizer some 5 ms, which is all that the streams of others should wait."""
 NO_TOOLS = digest(b"no tools")
 
 
