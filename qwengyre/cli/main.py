@@ -24,6 +24,7 @@ Commands = Mapping[str, tuple[str, str]]
 COMMANDS: Final[Commands] = {
     "train": ("qwengyre.cli.train:train", "Train an agent: dispatch tasks to a harness, learn from what it did."),
     "evaluate": ("qwengyre.cli.evaluate:evaluate", "Score a policy or a served model on tasks, without training."),
+    "run-task": ("qwengyre.cli.run_task:run_task", "Run one execution of one task, and see what the harness does."),
     "gateway": ("qwengyre.cli.gateway:gateway", "Serve an engine to any harness and record every token, without training."),
     "tasks": ("qwengyre.cli.tasks:COMMANDS", "Check task folders."),
     "warmup": ("qwengyre.cli.warmup:warmup", "Make the small policy that a run on a CPU starts from."),
