@@ -9,7 +9,6 @@ interleaved (i, i + D/2), which turns the rotary embedding into one complex prod
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from safetensors.numpy import load_file
 
 from qwengyre.core.errors import ModelRefused
 from qwengyre.engines.weight_files import weight_files
+from qwengyre.models.config_file import NEEDED, read_config_file, require
 
 LAYER = "model.layers.{}."
 BEFORE = {
@@ -53,12 +53,10 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
 
 def read_spec(model_dir: Path) -> ModelSpec:
-    """Read `config.json`. Raises ModelRefused for anything but a dense Qwen3 with plain rotary embeddings."""
+    """Read `config.json`. Raises ModelRefused for anything but a dense Qwen3 with plain rotary embeddings, ConfigError for numbers that
+    no model can have."""
     path = model_dir / "config.json"
-    try:
-        raw = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise ModelRefused(f"{path}: not a readable Hugging Face config ({error})") from error
+    raw = read_config_file(model_dir)
     if raw.get("model_type") != "qwen3":
         raise ModelRefused(f"{path}: model_type {raw.get('model_type')!r}; the embedded engine runs 'qwen3'")
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
@@ -71,6 +69,7 @@ def read_spec(model_dir: Path) -> ModelSpec:
     for name, found in unsupported.items():
         if found:
             raise ModelRefused(f"{path}: the embedded engine does not support this {name}")
+    require(raw, model_dir, (*NEEDED, "num_key_value_heads", "intermediate_size", "rms_norm_eps"))
     return ModelSpec(
         num_layers=raw["num_hidden_layers"],
         hidden=raw["hidden_size"],

@@ -25,7 +25,19 @@ def weight_files(model_dir: Path) -> list[Path]:
             names = sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))
         except msgspec.MsgspecError as error:
             raise ModelRefused(f"{index} is not an index of weights: {error}") from error
+    refuse_pickled(model_dir)
     missing = [name for name in names if not (model_dir / name).is_file()]
     if missing:
         raise ModelRefused(f"{model_dir} has no {', '.join(missing[:3])}: its weights must be there as safetensors, all of them")
     return [model_dir / name for name in names]
+
+
+def refuse_pickled(model_dir: Path) -> None:
+    """Raises ModelRefused for a folder that has weights, but only pickled ones."""
+    if any(model_dir.glob("*.safetensors")):
+        return
+    for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt"):
+        for path in sorted(model_dir.glob(pattern)):
+            raise ModelRefused(
+                f"{model_dir} has its weights pickled ({path.name}): reading a pickle may run code in it. Convert them to safetensors"
+            )

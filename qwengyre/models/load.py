@@ -14,7 +14,9 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from qwengyre.core.errors import ConfigError
+from qwengyre.core.errors import ConfigError, ModelRefused
+from qwengyre.engines.weight_files import refuse_pickled
+from qwengyre.models.config_file import read_config_file
 
 Arrays = dict[str, np.ndarray]
 
@@ -25,8 +27,9 @@ def read_config(model_dir: Path) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     file = str(Path(model_dir) / "config.json")
+    read_config_file(model_dir)
     try:
-        config = AutoConfig.from_pretrained(model_dir)
+        config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     except Exception as error:  # every family's config class has checks of its own
         raise ConfigError(f"transformers cannot read it: {_first_line(error)}", file=file) from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -47,7 +50,12 @@ def load(model_dir: Path, dtype: torch.dtype) -> nn.Module:
     disable_progress_bar()
     config = read_config(model_dir)
     try:
-        model, found = AutoModelForCausalLM.from_pretrained(model_dir, config=config, dtype=dtype, output_loading_info=True)
+        refuse_pickled(Path(model_dir))
+        model, found = AutoModelForCausalLM.from_pretrained(
+            model_dir, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
+        )
+    except ModelRefused as error:
+        raise ConfigError(str(error), file=str(model_dir)) from error
     except Exception as error:  # of whatever reads the files, and of the model's own code
         raise ConfigError(f"transformers cannot load this model: {_first_line(error)}", file=str(model_dir)) from error
     missing = sorted(found["missing_keys"]) + sorted(str(entry) for entry in found["mismatched_keys"])
