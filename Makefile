@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart quickstart-ray quickstart-vllm setup setup-vllm test test-vllm test-mooncake test-ray test-faults test-recurrence test-models test-harnesses lint types bubblewrap clean help
+.PHONY: quickstart quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-recurrence test-models test-harnesses lint types bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -24,6 +24,10 @@ test: setup  ## Run the tests.
 
 test-faults: setup  ## Slow, as root: strike processes, links and a disk in every phase; nothing that had finished may be lost.
 	$(BIN)/python -m pytest checks/test_faults.py
+
+test-matrix: setup  ## Slow: the tests for other processors, as another user, twice at once, under load, in random order; MATRIX="user -- tests/unit" picks.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pytest-randomly
+	$(BIN)/python -m checks.matrix $(MATRIX)
 
 test-ray: setup  ## Installs Ray; the Ray launcher: its contract, three simulated nodes of which one is killed, a whole run.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,ray]'
@@ -75,7 +79,7 @@ types: setup  ## Check types: mypy, strict.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mypy
 	$(BIN)/mypy
 
-lint: setup  ## Check style.
+lint: types  ## Check style and types.
 	$(BIN)/python -m pip install --quiet -c constraints.txt ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --line-length 130 .
