@@ -61,6 +61,14 @@ def read_seeds(text: str) -> list[int]:
     return seeds
 
 
+def num_seeds(seeds: Sequence[int]) -> str:
+    """
+    >>> num_seeds([7]), num_seeds([7, 8])
+    ('1 seed', '2 seeds')
+    """
+    return f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}"
+
+
 def read_policies(names: Sequence[str] | None) -> list[str]:
     for name in names or ():
         if name not in POLICY_NAMES:
@@ -79,7 +87,7 @@ def show_hours(hours: float) -> str:
 def print_table(report: Report, workload: Workload) -> None:
     """The comparison: time against the bounds, then what it costs in staleness, moves and idle capacity."""
     console = wide_console()
-    title = f"{report.workload}: {workload.steps} steps on {workload.nodes} nodes, {len(report.seeds)} seeds"
+    title = f"{report.workload}: {workload.steps} steps on {workload.nodes} nodes, {num_seeds(report.seeds)}"
     time = _table(title, "policy", "time", "range", "ratio", "work bound", "path bound", "above")
     cost = _table("", "policy", "split", "staleness", "max", "token", "dropped", "moves", "idle rollout", "training")
     for result in report.results:

@@ -41,13 +41,13 @@ def train(
         raise ConfigError("give either a run file or --resume RUN", file="qwengyre train")
     if resume is not None:
         folder = RunFolder.open_to_resume(resume)
+        config = load_run(folder.config, overrides or [])
+        _refuse_other_decisions(load_run(folder.config), config)
         if has_finished(folder):
             from qwengyre.dashboard.report import write_report
 
             say(f"{folder.path} has finished, there is nothing to go on with; its report: {write_report(folder)}")
             return
-        config = load_run(folder.config, overrides or [])
-        _refuse_other_decisions(load_run(folder.config), config)
     else:
         config = load_run(run_file, overrides or [])  # type: ignore[arg-type]
         folder = RunFolder.create(runs_dir, config.runtime.name, dump_toml(config))

@@ -14,6 +14,11 @@ from typer.testing import CliRunner
 import qwengyre
 from qwengyre.cli import main as cli
 from qwengyre.core.errors import ConfigError
+from qwengyre.journal import Journal
+from qwengyre.runtime.records import ControllerRecord
+from qwengyre.telemetry.folder import RunFolder
+from qwengyre.telemetry.metrics import Metrics
+from qwengyre.telemetry.records import FINISHED, RunEnded
 from tests.integration.run_kit import RunKit
 
 
@@ -153,6 +158,17 @@ def test_train_wants_a_run_file_or_a_run_to_resume():
 
 def test_train_does_not_resume_what_is_no_run(tmp_path: Path):
     assert "not the folder of a run" in run("train", "--resume", str(tmp_path)).stderr
+
+
+@pytest.mark.parametrize("key", ["scheduler.steps", "scheduler.num_cells", "evaluation.samples"])
+def test_a_change_that_a_finished_run_cannot_take_is_refused_and_not_ignored(tmp_path: Path, key: str):
+    folder = RunFolder.create(tmp_path, "run", RunKit(tmp_path / "kit").run_file.read_text())
+    with Metrics(folder) as metrics:
+        metrics.record(RunEnded(1.0, FINISHED))
+    Journal.open(folder.controller_journal, ControllerRecord).close()
+    assert "has finished" in run("train", "--resume", str(folder.path)).stdout
+    result = run("train", "--resume", str(folder.path), "--set", f"{key}=12")
+    assert result.exit_code == 2 and f"{key}: a run is resumed with the value it began with" in result.stderr
 
 
 @pytest.mark.parametrize(
