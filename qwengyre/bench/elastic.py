@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from qwengyre.bench.output import JsonTarget, write_json
 from qwengyre.bench.paced_run import PacedResult, PacedSettings, make_plan, run_paced
 from qwengyre.bench.switches import Switch, Switches, worst_gap
+from qwengyre.cli.json_output import JsonTarget, write_json
 from qwengyre.core.errors import ConfigError
 from qwengyre.journal import read
 from qwengyre.runtime.records import ControllerRecord

@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import typer
 
-from qwengyre.bench.output import JsonTarget, say, write_json
+from qwengyre.bench.output import say
+from qwengyre.cli.json_output import JsonTarget, write_json
 
 if TYPE_CHECKING:
     from qwengyre.engines.core import EngineCore

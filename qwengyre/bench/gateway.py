@@ -19,7 +19,8 @@ import numpy as np
 import typer
 
 from qwengyre.bench.gateway_peer import added_by_peer
-from qwengyre.bench.output import JsonTarget, say, write_json
+from qwengyre.bench.output import say
+from qwengyre.cli.json_output import JsonTarget, write_json
 from qwengyre.core.arrays import pack
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import GenerateRequest, Sampling, TokenChunk

@@ -14,9 +14,10 @@ import torch
 import typer
 
 from qwengyre.bench.measure import measure
-from qwengyre.bench.output import JsonTarget, say, write_json
+from qwengyre.bench.output import say
 from qwengyre.bench.recorded import CAPTURES, recorded_case, recorded_trees
 from qwengyre.bench.tree_training import Work, bench_model
+from qwengyre.cli.json_output import JsonTarget, write_json
 
 SESSIONS = ("claude--basic", "claude--nested", "claude--compact", "qwen--basic", "qwen--compact", "codex--basic")
 CAPS: tuple[int | None, ...] = (1, 2, 5, None)

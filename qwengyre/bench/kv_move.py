@@ -16,7 +16,8 @@ import typer
 
 from qwengyre.bench.carriers import CarrierName, open_bench_carrier
 from qwengyre.bench.embedded import QUICKSTART_SHAPE
-from qwengyre.bench.output import JsonTarget, say, write_json
+from qwengyre.bench.output import say
+from qwengyre.cli.json_output import JsonTarget, write_json
 
 if TYPE_CHECKING:
     from qwengyre.engines.api import Engine, GenerateRequest, TokenChunk

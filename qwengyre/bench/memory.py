@@ -11,8 +11,9 @@ import typer
 from torch import nn
 
 from qwengyre.bench.measure import measure
-from qwengyre.bench.output import JsonTarget, say, write_json
+from qwengyre.bench.output import say
 from qwengyre.bench.tree_training import targets_of
+from qwengyre.cli.json_output import JsonTarget, write_json
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms
 from qwengyre.trainer.tree_model import TreeModel

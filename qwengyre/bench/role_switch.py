@@ -14,7 +14,8 @@ import numpy as np
 import typer
 
 from qwengyre.bench.carriers import CarrierName, open_bench_carrier
-from qwengyre.bench.output import JsonTarget, say, write_json
+from qwengyre.bench.output import say
+from qwengyre.cli.json_output import JsonTarget, write_json
 from qwengyre.transfer.api import Carrier, Exposure, Region
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ import torch
 import typer
 
 from qwengyre.bench.measure import measure
-from qwengyre.bench.output import JsonTarget, say, write_json
+from qwengyre.bench.output import say
+from qwengyre.cli.json_output import JsonTarget, write_json
 from qwengyre.config.recorded import RecordedConfig
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.records import MicroStep

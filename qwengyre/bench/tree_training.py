@@ -19,9 +19,10 @@ from torch import Tensor, nn
 
 from qwengyre.bench import trl_rows
 from qwengyre.bench.measure import Measured, measure
-from qwengyre.bench.output import JsonTarget, say, write_json
+from qwengyre.bench.output import say
 from qwengyre.bench.recorded import CAPTURES, recorded_case, recorded_trees
 from qwengyre.bench.trees import VOCABULARY, Case, Cost, shared_prompt, sharing_most, side_branches
+from qwengyre.cli.json_output import JsonTarget, write_json
 from qwengyre.core.errors import ConfigError
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from qwengyre.bench.output import STDOUT, JsonTarget, write_json
+from qwengyre.cli.json_output import STDOUT, JsonTarget, write_json
 from qwengyre.cli.output import say
 from qwengyre.core.errors import ConfigError
 from qwengyre.doctor.finding import Finding, examine

@@ -37,7 +37,7 @@ def plan(
     """
     from qwengyre.cli.output import say, write_text
     from qwengyre.cli.simulation import LEFT_OUT, print_plan, read_seeds, read_source
-    from qwengyre.sim.picture import plan_page
+    from qwengyre.dashboard.simulation_page import plan_page
     from qwengyre.sim.planner import plan as search
     from qwengyre.sim.results import workers
 

@@ -66,7 +66,7 @@ def simulate(
         if run:
             say(LEFT_OUT)
     if html:
-        from qwengyre.sim.picture import comparison_page
+        from qwengyre.dashboard.simulation_page import comparison_page
 
         recorded = [(r, run_job(Job(source, r.settings, report.seeds[0], True)).timeline) for r in report.results]
         write_text(html, comparison_page(report, source.workload, recorded))

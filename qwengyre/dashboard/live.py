@@ -15,8 +15,9 @@ from rich.text import Text
 
 from qwengyre.core.text import one_line
 from qwengyre.dashboard.terminal import SafeConsole
-from qwengyre.dashboard.view import CellView, View, clock, quantity
+from qwengyre.dashboard.view import clock, quantity
 from qwengyre.telemetry.summary import Summary
+from qwengyre.telemetry.view import CellView, View
 
 ROLE_STYLE: Final = {
     "rollout": ("rollout", "#3987e5"),
@@ -66,6 +67,10 @@ class Screen:
     def say(self, line: str) -> None:
         """Add a line that stays, above the view: an evaluation, a lost cell, a journal that was cut."""
         self._print(f"{clock(self._view.at) if self._view else '0:00'}  {one_line(line)}")
+
+    def announce(self, line: str) -> None:
+        """A line of ours, without a time."""
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def progress(self, line: str) -> None:
         """Show what goes on before there is a view. On a terminal it stands until the next one."""

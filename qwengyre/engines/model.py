@@ -18,8 +18,8 @@ import torch
 from safetensors.numpy import load_file
 
 from qwengyre.core.errors import ModelRefused
-from qwengyre.engines.weight_files import weight_files
 from qwengyre.models.config_file import NEEDED, read_config_file, require
+from qwengyre.models.weight_files import weight_files
 
 LAYER = "model.layers.{}."
 BEFORE = {

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qwengyre.launchers.api import CellLauncher
+from qwengyre.launchers.config import RayConfig
 from qwengyre.launchers.local import LocalLauncher
 
-if TYPE_CHECKING:
-    from qwengyre.runtime.run_config import RunConfig
 
-
-async def open_launcher(config: RunConfig, private: Path, logs: Path) -> CellLauncher:
-    """The launcher that the run file names. Raises ConfigError when it cannot be had."""
-    if config.runtime.launcher == "ray":
+async def open_launcher(name: str, ray: RayConfig, private: Path, logs: Path, start_timeout_s: float) -> CellLauncher:
+    """The launcher of this name (`runtime.launcher`). Raises ConfigError when it cannot be had."""
+    if name == "ray":
         from qwengyre.launchers.on_ray import RayLauncher
 
-        return await RayLauncher(config.ray, logs, config.runtime.start_timeout_s).open()
-    return LocalLauncher(private, logs, config.runtime.start_timeout_s)
+        return await RayLauncher(ray, logs, start_timeout_s).open()
+    return LocalLauncher(private, logs, start_timeout_s)

@@ -15,8 +15,8 @@ from safetensors import safe_open
 from torch import nn
 
 from qwengyre.core.errors import ConfigError, ModelRefused
-from qwengyre.engines.weight_files import refuse_pickled
 from qwengyre.models.config_file import read_config_file
+from qwengyre.models.weight_files import refuse_pickled
 
 Arrays = dict[str, np.ndarray]
 

@@ -14,7 +14,7 @@ import msgspec
 
 from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.core.errors import ConfigError, ModelRefused, QwenGyreError
-from qwengyre.engines.weight_files import weight_files
+from qwengyre.models.weight_files import weight_files
 from qwengyre.runtime.notes import answer_cap, context_cap, model_positions
 from qwengyre.runtime.prepare import load_folders
 from qwengyre.runtime.private_folders import private_folders

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from qwengyre.core.errors import ConfigError, ModelRefused
-from qwengyre.engines.weight_files import weight_files
+from qwengyre.models.weight_files import weight_files
 from qwengyre.sandbox.command import unknown_placeholders
 from qwengyre.sandbox.task import find_task_folders
 from qwengyre.trainer.published import PUBLISHED

@@ -11,8 +11,6 @@ import numpy as np
 from qwengyre.core.arrays import FLAG, VERSION, unpack
 from qwengyre.core.ids import GroupId
 from qwengyre.core.records import End, MicroStep, Validity
-from qwengyre.dashboard.live import Screen
-from qwengyre.dashboard.view import CellView, View, estimate_remaining
 from qwengyre.runtime.executions import GroupPlan
 from qwengyre.runtime.records import ExecutionDone
 from qwengyre.runtime.step_history import StepHistory
@@ -26,6 +24,7 @@ from qwengyre.telemetry.learning import Cause, cause_of, note_of, note_of_all
 from qwengyre.telemetry.meters import MemoryMeter, WorkMeter
 from qwengyre.telemetry.metrics import Metrics, read_metrics
 from qwengyre.telemetry.summary import Summary, read_summary, write_summary
+from qwengyre.telemetry.view import CellView, Screen, View, estimate_remaining
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats, total_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from rich.console import Console
 
 from qwengyre.cell import api
 from qwengyre.cell.cell import CellSpec
@@ -22,8 +21,6 @@ from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.core.errors import CellFailed
 from qwengyre.core.ids import ExecutionId
 from qwengyre.core.records import MicroStep
-from qwengyre.dashboard.live import Screen, outcome_table
-from qwengyre.dashboard.report import write_report
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.journal import Journal, read
 from qwengyre.launchers import open_launcher
@@ -49,6 +46,8 @@ from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.telemetry.records import FINISHED
+from qwengyre.telemetry.summary import Summary
+from qwengyre.telemetry.view import Screen
 from qwengyre.trainer.records import AuditReport
 from qwengyre.transfer.shm import cleanup
 
@@ -66,23 +65,27 @@ class Journals(msgspec.Struct, frozen=True):
     trained: Journal
 
 
-def train(config: RunConfig, folder: RunFolder, console: Console | None = None) -> None:
-    """Run to the end, from the beginning or from where a stop left it. Raises QwenGyreErrors for what the user can mend."""
+def train(config: RunConfig, folder: RunFolder, screen: Screen) -> Summary:
+    """Run to the end, from the beginning or from where a stop left it; what came of it.
+
+    Raises QwenGyreErrors for what the user can mend.
+    """
     log_to(folder.logs / "controller.log")
     check_run(config, folder.path)
-    with Screen(console) as screen:
-        for line in (f"run folder: {folder.path}", *(f"note: {note}" for note in worth_knowing(config))):
-            screen.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        prepared = prepare(config, screen.progress)
-        with (
-            Journal.open(folder.controller_journal, ControllerRecord) as controller,
-            Journal.open(folder.trained_journal, MicroStep) as trained,
-        ):
-            keep_policy(prepared.model_dir, folder)
-            config = keep_renderer_of_run(config, prepared.model_dir, folder)
-            if config.trajectory.harness_rules:
-                folder.harness_rules.write_bytes(Path(config.trajectory.harness_rules).read_bytes())
-            asyncio.run(Run(config, folder, screen, prepared, Journals(controller, trained)).run())
+    for line in (f"run folder: {folder.path}", *(f"note: {note}" for note in worth_knowing(config))):
+        screen.announce(line)
+    prepared = prepare(config, screen.progress)
+    with (
+        Journal.open(folder.controller_journal, ControllerRecord) as controller,
+        Journal.open(folder.trained_journal, MicroStep) as trained,
+    ):
+        keep_policy(prepared.model_dir, folder)
+        config = keep_renderer_of_run(config, prepared.model_dir, folder)
+        if config.trajectory.harness_rules:
+            folder.harness_rules.write_bytes(Path(config.trajectory.harness_rules).read_bytes())
+        run = Run(config, folder, screen, prepared, Journals(controller, trained))
+        asyncio.run(run.run())
+        return run.observer.summary
 
 
 def segment_prefix(run: Path) -> str:
@@ -136,7 +139,6 @@ class Run:
         finally:
             self.observer.ended(reason)
             cleanup(self.segments)
-        self._report()
 
     async def _assemble(self, stack: AsyncExitStack) -> Controller:
         config, folder = self.config, self.folder
@@ -154,7 +156,8 @@ class Run:
         stack.push_async_callback(gateway_process.stop)
         gateway = GatewayClient(private / "control.sock", config.runtime.operation_timeout_s)
         stack.callback(gateway.close)
-        cells = await open_launcher(config, private, self.shared.logs)
+        runtime = config.runtime
+        cells = await open_launcher(runtime.launcher, config.ray, private, self.shared.logs, runtime.start_timeout_s)
         stack.push_async_callback(cells.close)
         fleet = Fleet(self._cell_spec, cells, config.runtime, gateway, config.scheduler.num_cells)
         stack.push_async_callback(fleet.stop)
@@ -311,14 +314,6 @@ class Run:
             except CellFailed as error:
                 log.warning("audit_goes_on_elsewhere", extra={"cell": cell, "reason": error.reason})
         raise CellFailed(CORE, "is lost, and so are all others that could audit: go on with --resume")
-
-    def _report(self) -> None:
-        write_report(self.folder)
-        if self.config.scheduler.steps:
-            self.screen.console.print(outcome_table(self.observer.summary))
-        if self.observer.summary.note:
-            self.screen.console.print(f"note: {self.observer.summary.note}", markup=False, highlight=False, soft_wrap=True)
-        self.screen.console.print(f"report: {self.folder.report}", markup=False, highlight=False, soft_wrap=True)
 
 
 def commands_of_the_stop(decided: Sequence[Sequence[cmd.Command]], scheduler: Scheduler) -> list[cmd.Command]:

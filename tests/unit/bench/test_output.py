@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from qwengyre.bench import COMMANDS
-from qwengyre.bench.output import say, write_json
+from qwengyre.bench.output import say
+from qwengyre.cli.json_output import write_json
 from qwengyre.cli.main import application
 from qwengyre.core.errors import ConfigError
 

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from qwengyre.dashboard.live import PLAIN_EVERY_S, RoleHistory, Screen, outcome_table, plain, render
-from qwengyre.dashboard.view import CellView, View
 from qwengyre.telemetry.summary import Summary
+from qwengyre.telemetry.view import CellView, View
 
 CELLS = (
     CellView(0, "training", 0, 9100.0, "step 7"),

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from qwengyre.core.errors import ModelRefused
 from qwengyre.engines.model import read_weights
-from qwengyre.engines.weight_files import weight_files
+from qwengyre.models.weight_files import weight_files
 
 
 def write(path: Path, **numbers: float) -> None:

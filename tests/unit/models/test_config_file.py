@@ -10,9 +10,9 @@ import torch
 
 from qwengyre.core.errors import ConfigError, ModelRefused
 from qwengyre.engines.model import read_spec
-from qwengyre.engines.weight_files import weight_files
 from qwengyre.models.config_file import read_config_file
 from qwengyre.models.load import load, read_config
+from qwengyre.models.weight_files import weight_files
 from qwengyre.testing.engines import write_tiny_qwen3
 
 
