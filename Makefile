@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-recurrence test-models test-harnesses lint types bubblewrap clean help
+.PHONY: quickstart quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-hostile test-recurrence test-models test-harnesses lint types bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -21,6 +21,9 @@ setup: $(INSTALLED) bubblewrap  ## Make the virtual environment and install ever
 
 test: setup  ## Run the tests.
 	$(BIN)/python -m pytest
+
+test-hostile: setup  ## Slow: a small quickstart whose agent attacks all that it can reach before it works.
+	$(BIN)/python -m pytest checks/test_hostile.py
 
 test-faults: setup  ## Slow, as root: strike processes, links and a disk in every phase; nothing that had finished may be lost.
 	$(BIN)/python -m pytest checks/test_faults.py
