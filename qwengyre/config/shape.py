@@ -88,7 +88,7 @@ def field_docs(struct: type) -> dict[str, str]:
         body = getattr(tree.body[0], "body", [])
         for field, below in pairwise(body):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and _is_text(below):
-                docs[field.target.id] = " ".join(inspect.cleandoc(below.value.value).split())  # type: ignore[attr-defined]
+                docs[field.target.id] = " ".join(inspect.cleandoc(below.value.value).split())
     return docs
 
 
