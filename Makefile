@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-hostile test-recurrence test-models test-harnesses lint types bubblewrap clean help
+.PHONY: quickstart quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-recurrence test-models test-harnesses lint types bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -39,6 +39,9 @@ test-ray: setup  ## Installs Ray; the Ray launcher: its contract, three simulate
 test-mooncake: setup  ## Installs Mooncake (needs the system library libibverbs1); every test of carriers over it too.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,mooncake]'
 	$(BIN)/python -m pytest checks/test_mooncake.py tests/contract/test_transfer.py
+
+test-fuzz: setup  ## Slow: 10,000 answers a renderer in random pieces; QWENGYRE_FUZZ_ANSWERS=500 for fewer.
+	$(BIN)/python -m pytest checks/test_fuzz_answers.py
 
 test-recurrence: setup  ## Gated delta nets over trees against another implementation, which is installed for it.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps tree-recurrence==0.1.1 trl==1.16.0

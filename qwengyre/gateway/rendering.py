@@ -95,7 +95,10 @@ class Rendering:
         """
         new = turns[num_answered:]
         if new and not any(turn.role == "assistant" for turn in new):
-            bridged = self._bridge(row_T, num_sampled, new, tools)
+            if isinstance(self.renderer, OwnTemplateRenderer):
+                bridged = self._continue(self.renderer, row_T, turns, num_answered, tools)
+            else:
+                bridged = self._bridge(row_T, num_sampled, new, tools)
             if bridged is not None:
                 return bridged
         elif new:
@@ -172,6 +175,22 @@ class Rendering:
         if ids[:keep] != seen:  # the answer ran past its closing token, or was cut before it
             keep = next((at for at, (a, b) in enumerate(zip(ids, seen, strict=False)) if a != b), min(len(ids), len(seen)))
         return Rendered(how=How.BRIDGED, keep=first + keep, new_T=np.asarray(ids[keep:], dtype=TOKEN))
+
+    def _continue(
+        self, renderer: OwnTemplateRenderer, row_T: np.ndarray, turns: Sequence[Turn], num_answered: int, tools: Sequence[dict]
+    ) -> Rendered | None:
+        """As `_bridge`, by the text that the model's own template writes after the answer."""
+        settled = self._settled(turns, tools)
+        num_settled = settled.sources.index(num_answered - 1) + 1
+        after = renderer.after_answer(self._messages(settled.turns), num_settled, tools=self._tools(tools))
+        if after is None:
+            return None
+        closing, rest = after
+        keep, last = len(row_T), int(row_T[-1])
+        if last in self.stop_token_ids:
+            end = self.tokenizer.decode([last])
+            keep, closing = (keep, closing.removeprefix(end)) if closing.startswith(end) else (keep - 1, closing)
+        return Rendered(how=How.BRIDGED, keep=keep, new_T=np.asarray(self.tokenizer.encode(closing + rest), dtype=TOKEN))
 
     def _splice(self, row_T: np.ndarray, turns: Sequence[Turn], num_answered: int, tools: Sequence[dict]) -> Rendered | None:
         settled = self._settled(turns, tools)

@@ -153,7 +153,7 @@ def _difference_of_calls(turn: Turn, read: ParsedResponse) -> str | None:
         if not (_must_be_told(call) or call.status is ToolCallParseStatus.UNKNOWN_TOOL):
             continue
         arguments = _loaded(call.arguments) if isinstance(call.arguments, str) else call.arguments
-        if told and told[0] == (call.name, {} if arguments is None else arguments):
+        if told and told[0][0] == call.name and told[0][1] in (arguments, {} if arguments is None else arguments):
             told.pop(0)
         elif _must_be_told(call):
             return f"{call} is not told"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from renderers import DefaultRendererConfig
 from renderers.base import Message, ParsedResponse, ToolSpec
 from renderers.default import DefaultRenderer, _decode_tool_call_arguments
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.gateway.templates.jinja import TemplateRefused
 from qwengyre.gateway.templates.reader import Calls
 from qwengyre.gateway.tokenizer import FastTokenizer
+
+_MARK: Final = "Qg answer gQ"
+"""Stands for an answer, to see what the template puts after one."""
 
 
 class OwnTemplateRenderer(DefaultRenderer):
@@ -29,6 +35,23 @@ class OwnTemplateRenderer(DefaultRenderer):
         given = messages if self._takes_text else _decode_tool_call_arguments(messages)
         settings = self.config.model_extra or {}
         return self._tokenizer.apply_chat_template(given, tools=tools, add_generation_prompt=add_generation_prompt, **settings)
+
+    def after_answer(self, messages: list[Message], num_answered: int, *, tools: list[ToolSpec] | None) -> tuple[str, str] | None:
+        """How the template closes the answer `messages[num_answered - 1]`, and what it writes from there on.
+
+        None where a longer conversation changes what stands before: a template that drops old reasoning, say.
+        """
+        given = messages if self._takes_text else _decode_tool_call_arguments(messages)
+        settings, render = {"tools": tools, **(self.config.model_extra or {})}, self._tokenizer.template.render
+        try:
+            before = render(given[:num_answered], **settings)
+            whole = render(given, add_generation_prompt=True, **settings)
+            marked = render([*given[: num_answered - 1], {"role": "assistant", "content": _MARK}], **settings)
+        except TemplateRefused:
+            return None
+        if not whole.startswith(before) or _MARK not in marked:
+            return None
+        return marked[marked.rindex(_MARK) + len(_MARK) :], whole[len(before) :]
 
     def get_stop_token_ids(self) -> list[int]:
         ends = list(self._tokenizer.end_token_ids)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from qwengyre.core.errors import ConfigError
-from qwengyre.gateway.rendering import Rendering
+from qwengyre.gateway.rendering import How, Rendering
 from qwengyre.gateway.templates.found import keep_renderer, settings_for
 from qwengyre.gateway.tokenizer import FastTokenizer
 from qwengyre.testing.tokenizers import write_byte_tokenizer
@@ -125,3 +126,33 @@ def test_default_gives_arguments_to_the_template_as_it_takes_them(tmp_path):
     use = ToolUse(id="c", name="run", arguments='{"a":  1}')
     ids = rendering.render([Turn(role="user", text="U"), Turn(role="assistant", tool_uses=(use,))], [TOOL])
     assert '"arguments": {"a": 1}}</tool_call>' in rendering.tokenizer.decode(ids.tolist())
+
+
+def test_default_goes_on_after_what_was_sampled(tmp_path):
+    """The answer keeps its own tokens, whatever the template would have made of it."""
+    rendering = Rendering.from_folder(model(tmp_path, HERMES), {"name": "default"})
+    said = rendering.tokenizer.encode('So.<tool_call>{"name":  "run", "arguments": {}}</tool_call><|im_end|>')
+    asked = [Turn(role="system", text="S"), Turn(role="user", text="U")]
+    prompt = rendering.render(asked, [TOOL])
+    row = np.asarray([*prompt.tolist(), *said], np.int32)
+    answer = Turn(role="assistant", text="So.", tool_uses=(ToolUse(id="c", name="run", arguments="{}"),))
+    turns = [*asked, answer, Turn(role="tool", text="result", tool_use_id="c", name="run")]
+    extended = rendering.extend(row, len(said), turns, 3, [TOOL])
+    assert (extended.how, extended.keep) == (How.BRIDGED, len(row))
+    assert rendering.tokenizer.decode(extended.new_T.tolist()) == "[tool] result<|im_end|>[assistant] "
+
+
+def test_default_closes_an_answer_that_was_cut(tmp_path):
+    rendering = Rendering.from_folder(model(tmp_path, PLAIN), {"name": "default"})
+    prompt, said = rendering.render([Turn(role="user", text="U")], ()), rendering.tokenizer.encode("So")
+    row = np.asarray([*prompt.tolist(), *said], np.int32)
+    turns = [Turn(role="user", text="U"), Turn(role="assistant", text="So"), Turn(role="user", text="on")]
+    extended = rendering.extend(row, len(said), turns, 2, ())
+    assert (extended.how, extended.keep) == (How.BRIDGED, len(row))
+    assert rendering.tokenizer.decode(extended.new_T.tolist()) == "<|im_end|>[user] on<|im_end|>[assistant] "
+
+
+def test_template_without_tools_says_so_to_a_harness_that_has_some(tmp_path):
+    rendering = Rendering.from_folder(model(tmp_path, PLAIN), {"name": "default"})
+    with pytest.raises(ValueError, match="no place for tools"):
+        rendering.render([Turn(role="user", text="U")], [TOOL])
