@@ -38,6 +38,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most prompt tokens that one iteration computes, so that decoding calls wait no longer than that."""
     stream_interval: int = 8
     """Tokens of one call that are sent together. Aborts, ends and publishes send what there is."""
+    state_snapshots: int = 64
+    """Of models with recurrent layers: states of known prefixes that are kept beside those of running calls."""
     kernels: Literal["auto", "native", "torch"] = "auto"
     """`native`: C, built at first use, for small models on one thread. `auto`: native where it can be, else torch."""
     num_threads: int = 1
@@ -56,7 +58,16 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"url: {self.url!r} is not a URL: expected http:// or https://")
         if self.dtype != "float32" and self.engine != "vllm":
             raise ValueError(f'dtype {self.dtype!r} needs engine = "vllm"; the others compute in float32')
-        positive = ("max_running", "max_waiting", "block_size", "prefill_chunk", "stream_interval", "num_threads", "kv_blocks")
+        positive = (
+            "max_running",
+            "max_waiting",
+            "block_size",
+            "prefill_chunk",
+            "stream_interval",
+            "num_threads",
+            "kv_blocks",
+            "state_snapshots",
+        )
         for name in positive:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, is {getattr(self, name)}")

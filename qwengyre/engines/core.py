@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,20 +19,23 @@ from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable
 from qwengyre.engines.api import FinishReason, GenerateRequest, TokenChunk
 from qwengyre.engines.calls import Call, Counts, Piece, make_pass
 from qwengyre.engines.config import EngineConfig
-from qwengyre.engines.kernels import make_forward
-from qwengyre.engines.kv import KVMemory, PrefixCache
-from qwengyre.engines.model import EngineWeights, ModelSpec, Read
+from qwengyre.engines.kv import PrefixCache
+from qwengyre.engines.model import Read
+from qwengyre.engines.passes import Served
+from qwengyre.engines.state_cache import StateCache
 
 
 class EngineCore:
     """All state of an engine that holds weights. One owner calls it; an offloaded engine has none."""
 
-    def __init__(self, spec: ModelSpec, config: EngineConfig, *, version: int):
+    def __init__(self, spec: Served, config: EngineConfig, *, version: int):
         self.spec, self.config, self.version = spec, config, version
-        self.weights = EngineWeights(spec)
-        self.memory = KVMemory(spec, num_blocks=config.kv_blocks, block_size=config.block_size)
-        self.forward = make_forward(config, self.weights, self.memory)
-        self.cache = PrefixCache(config.kv_blocks, config.block_size)
+        self.weights, self.memory, self.forward, self.states = spec.open(config)
+        if self.states is None:
+            self.cache = PrefixCache(config.kv_blocks, config.block_size)
+        else:
+            snapshots = range(config.max_running, config.max_running + config.state_snapshots)
+            self.cache = StateCache(config.kv_blocks, config.block_size, snapshots)
         self.counts = Counts()
         self.waiting: deque[Call] = deque()
         self.running: list[Call] = []
@@ -75,9 +80,9 @@ class EngineCore:
                 call.computed += 1
             for piece in pieces:
                 self._count(piece)
+                if piece.is_last or self.states is not None:
+                    self._remember_blocks(piece.call)
             ending = [piece.call for piece in pieces if piece.is_last]
-            for call in ending:
-                self._remember(call, call.computed - call.computed % self.config.block_size)
             for call, token, logprob in zip(decoding + ending, tokens, logprobs, strict=True):
                 self._append(call, token, logprob)
         return self.take_chunks()
@@ -113,6 +118,11 @@ class EngineCore:
             self._stop(call)
             self.waiting.appendleft(call)
 
+    def load_folder(self, model_dir: Path) -> None:
+        """The first weights of a core that has no call yet, from the folder of its model."""
+        self.weights.load_folder(model_dir)
+        self.forward.refresh()
+
     def fill_weights(self, read: Read, like: Mapping[str, np.ndarray]) -> None:
         """The first weights of a core that has no call yet, of the version that it was made with (`EngineWeights.load_by`)."""
         self.weights.load_by(read, like)
@@ -130,14 +140,39 @@ class EngineCore:
             return known
         blocks = self.cache.take_many(wanted)
         num_tokens = min(len(token_ids), len(blocks) * size)
+        if self.states is not None and num_tokens < len(token_ids):
+            num_tokens = 0
         try:
             if num_tokens > known:
-                read(self.memory.regions(blocks, num_more=wanted - len(blocks)))
-                self.cache.adopt(token_ids[:num_tokens], blocks)
+                self._import(token_ids[:num_tokens], blocks, wanted - len(blocks), read)
                 self.counts.tokens_imported += num_tokens - known
         finally:
             self.cache.drop(blocks)
         return max(known, num_tokens)
+
+    def export_regions(self, token_ids: np.ndarray) -> tuple[int, dict[str, Any]]:
+        """How many leading tokens are cached, and the memory that holds them, as regions."""
+        blocks, num_tokens = self.cache.match(token_ids)
+        if not num_tokens:
+            return 0, {}
+        regions = self.memory.regions(blocks)
+        if self.states is not None:
+            regions |= self.states.regions(self.cache.snapshot(token_ids[:num_tokens]))
+        return num_tokens, regions
+
+    def _import(self, token_ids: np.ndarray, blocks: list[int], num_more: int, read: Read) -> None:
+        regions = self.memory.regions(blocks, num_more=num_more)
+        if self.states is None:
+            read(regions)
+            self.cache.adopt(token_ids, blocks)
+            return
+        slot = self.cache.take_snapshot()
+        try:
+            read(regions | self.states.regions(slot))
+        except BaseException:
+            self.cache.give_snapshot_back(slot)
+            raise
+        self.cache.keep(token_ids, blocks, slot)
 
     def _admit(self) -> None:
         """Give slots to waiting calls, in order, with what the cache knows of them."""
@@ -151,9 +186,20 @@ class EngineCore:
             self._table_RB[call.slot, : len(blocks)] = blocks
             if num_cached % self.config.block_size:
                 self._own_last_block(call)
+            if self.states is not None:
+                self._start_state(call, num_cached)
             if call.is_new:
                 call.is_new, call.cached = False, call.computed
                 self.counts.tokens_cached += call.computed
+
+    def _start_state(self, call: Call, num_cached: int) -> None:
+        """The state after the tokens that are cached; without it, from the beginning."""
+        if num_cached and call.computed == num_cached:
+            self.states.copy(self.cache.snapshot(call.tokens[:num_cached]), call.slot)
+            return
+        self.cache.drop(call.blocks)
+        call.blocks, call.computed = [], 0
+        self.states.clear(call.slot)
 
     def _own_last_block(self, call: Call) -> None:
         """Copy the last block, which is shared and not full: the call will write to it."""
@@ -181,7 +227,7 @@ class EngineCore:
         while index < len(self.running):
             call = self.running[index]
             missing = call.size - call.computed
-            length = 1 if missing == 1 else min(budget, missing)
+            length = 1 if missing == 1 else self._piece_length(call, min(budget, missing))
             if not self._reserve(call, call.computed + length):
                 self._wait_again(self.running[-1])
                 continue
@@ -193,9 +239,17 @@ class EngineCore:
             index += 1
         return decoding, pieces
 
+    def _piece_length(self, call: Call, most: int) -> int:
+        """Up to `most` tokens; where states are kept, to the end of a block, so that there is a state for what others share."""
+        if self.states is None or not most:
+            return most
+        size, end = self.config.block_size, call.computed + most
+        stop = (end - (end == call.size)) // size * size
+        return stop - call.computed if stop > call.computed else most
+
     def _wait_again(self, call: Call) -> None:
         """There are not enough blocks: the youngest call gives its own back and waits."""
-        self._remember(call, call.computed - call.computed % self.config.block_size)
+        self._remember_blocks(call)
         self._stop(call)
         self.waiting.appendleft(call)
 
@@ -241,7 +295,16 @@ class EngineCore:
         else:
             self.waiting.remove(call)
 
+    def _remember_blocks(self, call: Call) -> None:
+        """Make what fills whole blocks of a call known to the cache."""
+        self._remember(call, call.computed - call.computed % self.config.block_size)
+
     def _remember(self, call: Call, num_tokens: int) -> None:
-        """Make the first tokens of a call known to the cache."""
-        self.cache.adopt(call.tokens[:num_tokens], call.blocks)
+        """Make the first tokens of a call known to the cache; where states are kept, only all that it has computed can be."""
+        if self.states is None:
+            self.cache.adopt(call.tokens[:num_tokens], call.blocks)
+        elif num_tokens == call.computed and num_tokens:
+            slot = self.cache.take_snapshot()
+            self.states.copy(call.slot, slot)
+            self.cache.keep(call.tokens[:num_tokens], call.blocks, slot)
         self._table_RB[call.slot, : len(call.blocks)] = call.blocks

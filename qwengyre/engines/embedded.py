@@ -28,7 +28,7 @@ from qwengyre.core.errors import EngineError, EngineUnavailable, KVRefused, Qwen
 from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.core import EngineCore
-from qwengyre.engines.model import read_spec, read_weights
+from qwengyre.engines.served import read_served
 from qwengyre.transfer.api import Carrier, Exposure
 from qwengyre.transfer.layout import placeholders
 
@@ -41,13 +41,13 @@ KV_EPOCH = 0
 
 
 class EmbeddedEngine:
-    """A Qwen3 model on the CPU of this process. Implements `engines.api.Engine`.
+    """A model on the CPU of this process. Implements `engines.api.Engine`.
 
     Starts with the weights of `model_dir` as version 0; `start_offloaded` starts without memory, for `restore`.
     """
 
     def __init__(self, model_dir: Path, carrier: Carrier, config: EngineConfig, *, start_offloaded: bool = False):
-        self.config, self.spec = config, read_spec(model_dir)
+        self.config, self.spec = config, read_served(model_dir)
         self._carrier = carrier
         self._core: EngineCore | None = None
         self._totals = EngineStats(0, 0, 0, 0, 0, 0.0)
@@ -63,7 +63,7 @@ class EmbeddedEngine:
         self._paused = self._closed = False
         if not start_offloaded:
             self._core = EngineCore(self.spec, config, version=0)
-            self._core.load_weights(read_weights(model_dir), 0)
+            self._core.load_folder(model_dir)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -208,11 +208,11 @@ class EmbeddedEngine:
 
     def _export_kv(self, token_ids: np.ndarray) -> KVHandle | None:
         core = self._need_core()
-        blocks, num_tokens = core.cache.match(token_ids)
+        num_tokens, regions = core.export_regions(token_ids)
         if not num_tokens:
             return None
         known = np.ascontiguousarray(token_ids[:num_tokens])
-        exposure = self._carrier.expose({TOKENS: known} | core.memory.regions(blocks), version=core.version, epoch=KV_EPOCH)
+        exposure = self._carrier.expose({TOKENS: known} | regions, version=core.version, epoch=KV_EPOCH)
         handle_id = f"{exposure.location}/{next(self._numbers)}"
         self._pinned[handle_id] = exposure, time.monotonic() + self.config.pin_deadline_s
         return KVHandle(handle_id, exposure, num_tokens, self._fingerprint(), core.version)
@@ -242,6 +242,7 @@ class EmbeddedEngine:
             return
         if self._core.has_work():
             raise EngineError(f"{len(self._core.running) + len(self._core.waiting)} calls are running: abort them first")
+        self._core.weights.release()
         self._totals, self._core = _add_counts(self._totals, self._core), None
 
     def _restore(self, snapshot: Exposure, version: int) -> None:

@@ -1,6 +1,6 @@
 """Paged keys and values: blocks of `block_size` tokens, shared by every call with the same prefix.
 
-`KVMemory` is the bytes. `PrefixCache` knows which tokens lie in which block, who uses a block, and which to give up.
+`BlockMemory` is the bytes. `PrefixCache` knows which tokens lie in which block, who uses a block, and which to give up.
 
     blocks (layers, blocks, 2, kv_heads, block_size, head_dim)     2: keys, values
 """
@@ -20,24 +20,44 @@ EVICT_AT_ONCE = 16
 """Blocks given up together in a large cache, so that those handed out next lie side by side."""
 
 
-class KVMemory:
-    """The bytes of all blocks: not resident before first use, given back to the system when dropped."""
+def untouched(shape: Sequence[int]) -> torch.Tensor:
+    """float32 memory: not resident before first use, given back to the system when dropped."""
+    if not (size := int(np.prod(shape))):
+        return torch.empty(*shape)
+    memory = mmap.mmap(-1, 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.float32).view(*shape)
 
-    def __init__(self, spec: ModelSpec, *, num_blocks: int, block_size: int):
-        self.block_size, self.num_blocks = block_size, num_blocks
-        shape = (spec.num_layers, num_blocks, 2, spec.kv_heads, block_size, spec.head_dim)
-        memory = mmap.mmap(-1, 4 * int(np.prod(shape)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.blocks = torch.frombuffer(memory, dtype=torch.float32).view(shape)
-        self.num_bytes = 4 * self.blocks.numel()
+
+class BlockMemory:
+    """The bytes of all blocks, layer by layer: `layers[i]` is (blocks, ...)."""
+
+    def __init__(self, layers: Sequence[torch.Tensor], num_blocks: int, block_size: int):
+        self.layers, self.num_blocks, self.block_size = list(layers), num_blocks, block_size
+        self.num_bytes = 4 * sum(layer.numel() for layer in self.layers)
 
     def regions(self, blocks: Sequence[int], num_more: int = 0) -> dict[str, list[np.ndarray]]:
         """The memory of these blocks, to be exposed or read into: a region for each layer, a piece for each run of blocks.
 
         `num_more` blocks of scratch memory follow: a region is read whole, though not all of it is wanted.
         """
-        content, parts = self.blocks.numpy(), runs(blocks)
-        more = [np.empty((num_more, *content.shape[2:]), np.float32)] if num_more else []
-        return {f"kv.{layer}": [*(content[layer, first:last] for first, last in parts), *more] for layer in range(len(content))}
+        parts, found = runs(blocks), {}
+        for index, layer in enumerate(self.layers):
+            content = layer.numpy()
+            more = [np.empty((num_more, *content.shape[1:]), np.float32)] if num_more else []
+            found[f"kv.{index}"] = [*(content[first:last] for first, last in parts), *more]
+        return found
+
+    def copy_block(self, source: int, destination: int) -> None:
+        for layer in self.layers:
+            layer[destination] = layer[source]
+
+
+class KVMemory(BlockMemory):
+    """Of a Qwen3 model: all layers in one array."""
+
+    def __init__(self, spec: ModelSpec, *, num_blocks: int, block_size: int):
+        self.blocks = untouched((spec.num_layers, num_blocks, 2, spec.kv_heads, block_size, spec.head_dim))
+        super().__init__(list(self.blocks), num_blocks, block_size)
 
     def copy_block(self, source: int, destination: int) -> None:
         self.blocks[:, destination] = self.blocks[:, source]
@@ -100,7 +120,7 @@ class PrefixCache:
         nodes = list(self._root.children.values())
         for node in nodes:
             nodes += node.children.values()
-            self.drop([node.block])
+            self._forget(node)
         self._root.children.clear()
         self._leaves.clear()
 
@@ -145,8 +165,8 @@ class PrefixCache:
         self.hold(blocks)
         return blocks
 
-    def adopt(self, token_ids: np.ndarray, blocks: list[int]) -> None:
-        """Make the prefix `token_ids`, whose keys and values lie in `blocks`, known.
+    def adopt(self, token_ids: np.ndarray, blocks: list[int]) -> Node:
+        """Make the prefix `token_ids`, whose keys and values lie in `blocks`, known; return where it ends.
 
         Where the tree knows a piece already, `blocks` is changed to the tree's block: calls that computed the same twice
         share it from now on.
@@ -166,6 +186,7 @@ class PrefixCache:
                 self.drop([blocks[index]])
                 blocks[index] = child.block
             node = child
+        return node
 
     def _walk(self, token_ids: np.ndarray) -> Iterator[tuple[Node, int]]:
         """The nodes on the way, and how many tokens of each are those of `token_ids`: of all but the last, all."""
@@ -200,5 +221,9 @@ class PrefixCache:
         if not parent.children and parent is not self._root:
             self._leaves[parent] = None
             self._leaves.move_to_end(parent, last=False)
-        self.drop([victim.block])
+        self._forget(victim)
         return True
+
+    def _forget(self, node: Node) -> None:
+        """This node is no longer in the tree."""
+        self.drop([node.block])

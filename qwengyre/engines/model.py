@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -20,6 +21,10 @@ from safetensors.numpy import load_file
 from qwengyre.core.errors import ModelRefused
 from qwengyre.models.config_file import NEEDED, read_config_file, require
 from qwengyre.models.weight_files import weight_files
+
+if TYPE_CHECKING:
+    from qwengyre.engines.config import EngineConfig
+    from qwengyre.engines.passes import Opened
 
 LAYER = "model.layers.{}."
 BEFORE = {
@@ -51,25 +56,21 @@ class ModelSpec(msgspec.Struct, frozen=True):
         text = f"qwen3 float32 interleaved, by layer and chunk, block={block_size} {msgspec.json.encode(self).decode()}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def open(self, config: EngineConfig) -> Opened:
+        """Memory to serve with."""
+        from qwengyre.engines.kernels import open_qwen3
+
+        return open_qwen3(self, config)
+
 
 def read_spec(model_dir: Path) -> ModelSpec:
     """Read `config.json`. Raises ModelRefused for anything but a dense Qwen3 with plain rotary embeddings, ConfigError for numbers that
     no model can have."""
-    path = model_dir / "config.json"
     raw = read_config_file(model_dir)
-    if raw.get("model_type") != "qwen3":
-        raise ModelRefused(f"{path}: model_type {raw.get('model_type')!r}; the embedded engine runs 'qwen3'")
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    unsupported = {
-        "attention_bias": raw.get("attention_bias"),
-        "use_sliding_window": raw.get("use_sliding_window"),
-        "rope type": rope.get("rope_type", "default") != "default",
-        "hidden_act": raw.get("hidden_act", "silu") != "silu",
-    }
-    for name, found in unsupported.items():
-        if found:
-            raise ModelRefused(f"{path}: the embedded engine does not support this {name}")
+    if reason := _not_plain(raw):
+        raise ModelRefused(f"{model_dir / 'config.json'}: {reason}")
     require(raw, model_dir, (*NEEDED, "num_key_value_heads", "intermediate_size", "rms_norm_eps"))
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     return ModelSpec(
         num_layers=raw["num_hidden_layers"],
         hidden=raw["hidden_size"],
@@ -82,6 +83,26 @@ def read_spec(model_dir: Path) -> ModelSpec:
         rope_theta=rope.get("rope_theta") or raw.get("rope_theta", 10000.0),
         tied=raw.get("tie_word_embeddings", False),
     )
+
+
+def is_plain_qwen3(model_dir: Path) -> bool:
+    """Whether `read_spec` takes this folder. Raises ConfigError when its config cannot be read."""
+    return not _not_plain(read_config_file(model_dir))
+
+
+def _not_plain(raw: dict[str, Any]) -> str:
+    """Why this is not a dense Qwen3 with plain rotary embeddings; "" when it is."""
+    if raw.get("model_type") != "qwen3":
+        return f"model_type {raw.get('model_type')!r} is not 'qwen3'"
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    special = {
+        "attention_bias": raw.get("attention_bias"),
+        "use_sliding_window": raw.get("use_sliding_window"),
+        "rope type": rope.get("rope_type", "default") != "default",
+        "hidden_act": raw.get("hidden_act", "silu") != "silu",
+        "quantization": raw.get("quantization_config"),
+    }
+    return next((f"a Qwen3 with this {name} is not supported" for name, found in special.items() if found), "")
 
 
 def read_weights(model_dir: Path) -> dict[str, np.ndarray]:
@@ -122,6 +143,13 @@ class EngineWeights:
         """Of the last layer's output; it is not folded into `head`."""
         self.head = self.embedding.T if spec.tied else _matrix(spec.hidden, spec.vocabulary)
         self.layers = [LayerWeights(spec) for _ in range(spec.num_layers)]
+
+    def load_folder(self, model_dir: Path) -> None:
+        """Copy the weights of a folder in. Raises ModelRefused."""
+        self.load(read_weights(model_dir))
+
+    def release(self) -> None:
+        """They go with this object."""
 
     def load(self, parameters: Mapping[str, np.ndarray]) -> None:
         """Copy a state dict (Hugging Face names) in. Raises ModelRefused when a name or shape is wrong."""

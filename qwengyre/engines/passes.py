@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from qwengyre.engines.config import EngineConfig
+    from qwengyre.engines.kv import BlockMemory
+    from qwengyre.engines.model import Read
 
 
 @dataclass(slots=True)
@@ -41,4 +48,62 @@ class Forward(Protocol):
 
     def refresh(self) -> None:
         """The weights have changed."""
+        ...
+
+
+class Weights(Protocol):
+    """The parameters of a model, in place."""
+
+    def load_folder(self, model_dir: Path) -> None: ...
+
+    def load(self, parameters: Mapping[str, np.ndarray]) -> None:
+        """Copy parameters in, by their names in transformers. Raises ModelRefused."""
+        ...
+
+    def load_by(self, read: Read, like: Mapping[str, np.ndarray]) -> None:
+        """As `load`, of parameters of the shapes and dtypes of `like`, which `read(into)` fetches."""
+        ...
+
+    def release(self) -> None:
+        """The engine gives its memory back."""
+        ...
+
+
+class States(Protocol):
+    """States of recurrent layers, by slot."""
+
+    num_bytes: int
+
+    def clear(self, slot: int) -> None:
+        """The state of a text that has not begun."""
+        ...
+
+    def copy(self, source: int, destination: int) -> None: ...
+
+    def regions(self, slot: int) -> dict[str, np.ndarray]:
+        """The memory of one slot, to be exposed or read into."""
+        ...
+
+
+class Opened(NamedTuple):
+    """A model with the memory that it serves with."""
+
+    weights: Weights
+    memory: BlockMemory
+    forward: Forward
+    states: States | None = None
+    """None: no layer keeps any."""
+
+
+class Served(Protocol):
+    """A model that an engine can serve."""
+
+    vocabulary: int
+
+    def fingerprint(self, block_size: int) -> str:
+        """Equal for two engines exactly when one can read the KV blocks of the other."""
+        ...
+
+    def open(self, config: EngineConfig) -> Opened:
+        """Memory to serve with. Raises ConfigError."""
         ...

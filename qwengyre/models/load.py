@@ -16,6 +16,7 @@ from torch import nn
 
 from qwengyre.core.errors import ConfigError, ModelRefused
 from qwengyre.models.config_file import read_config_file
+from qwengyre.models.follow import sentence
 from qwengyre.models.weight_files import refuse_pickled
 
 Arrays = dict[str, np.ndarray]
@@ -31,7 +32,7 @@ def read_config(model_dir: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(model_dir, trust_remote_code=False)
     except Exception as error:  # every family's config class has checks of its own
-        raise ConfigError(f"transformers cannot read it: {_first_line(error)}", file=file) from error
+        raise ConfigError(f"transformers cannot read it: {sentence(error)}", file=file) from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigError(f"model_type {config.model_type!r} is not a causal language model of transformers", file=file)
     if quantization := getattr(config, "quantization_config", None):
@@ -57,7 +58,7 @@ def load(model_dir: Path, dtype: torch.dtype) -> nn.Module:
     except ModelRefused as error:
         raise ConfigError(str(error), file=str(model_dir)) from error
     except Exception as error:  # of whatever reads the files, and of the model's own code
-        raise ConfigError(f"transformers cannot load this model: {_first_line(error)}", file=str(model_dir)) from error
+        raise ConfigError(f"transformers cannot load this model: {sentence(error)}", file=str(model_dir)) from error
     missing = sorted(found["missing_keys"]) + sorted(str(entry) for entry in found["mismatched_keys"])
     if missing:
         named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
@@ -113,7 +114,3 @@ def _files(model_dir: Path) -> list[Path]:
 def _names(path: Path) -> list[str]:
     with safe_open(path, "pt") as file:
         return list(file.keys())
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

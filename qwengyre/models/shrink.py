@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import nn
+
 HEADS, HEAD_WIDTH, VOCABULARY, WINDOW = 4, 8, 64, 4
 HIDDEN = HEADS * HEAD_WIDTH
 
 SIZES: dict[str, int] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "unpadded_vocab_size", "ngram_vocab_size_base"), VOCABULARY),
-    **dict.fromkeys(
-        ("hidden_size", "d_model", "n_embd", "embedding_size", "dim", "word_embed_proj_dim", "attention_hidden_size"), HIDDEN
-    ),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_size", "dim", "word_embed_proj_dim"), HIDDEN),
     **dict.fromkeys(
         ("intermediate_size", "ffn_dim", "d_ff", "dff", "n_inner", "ffn_hidden_size", "decoder_ffn_dim", "encoder_ffn_dim"), 48
     ),
@@ -25,7 +26,7 @@ SIZES: dict[str, int] = {
     **dict.fromkeys(("expert_ffn_hidden_size", "ffn_hidden_size_moe", "moe_latent_size", "router_hidden_size"), 24),
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads", "encoder_attention_heads"), HEADS),
     **dict.fromkeys(
-        ("head_dim", "global_head_dim", "swa_head_dim", "attention_head_dim", "kv_channels", "d_kv", "linear_head_dim"),
+        ("head_dim", "global_head_dim", "swa_head_dim", "kv_channels", "d_kv", "linear_head_dim"),
         HEAD_WIDTH,
     ),
     **dict.fromkeys(
@@ -44,7 +45,13 @@ SIZES: dict[str, int] = {
     **dict.fromkeys(("linear_num_key_heads", "rotary_dim", "mamba_dt_rank", "time_step_rank"), 2),
     **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), 6),
     **dict.fromkeys(("mamba_chunk_size", "chunk_size"), 8),
-    "lru_width": HIDDEN,
+    **{
+        "lru_width": HIDDEN,
+        "attention_hidden_size": 2 * HIDDEN,
+        "attention_head_dim": 2 * HEAD_WIDTH,
+        "qk_head_dim": 2 * HEAD_WIDTH,
+    },
+    **{"num_expert_group": 1, "laurel_rank": 8},
 }
 """By key of a config."""
 
@@ -58,16 +65,30 @@ LENGTHS: dict[str, int] = {
 
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions", "seq_length")
 NUM_POSITIONS = 512
+MOST_KINDS = 6
+"""A list with more different entries numbers the layers and does not name kinds."""
 
 
-def shrink(config: Any) -> Any:
-    """A tiny config of the class of `config` (its text model's). Raises what that class raises for what it does not take."""
+def shrink(config: Any, changes: dict[str, Any] | None = None) -> Any:
+    """A tiny config of the class of `config` (its text model's), with `changes`. Raises what that class raises for what it does not take."""
     text = config.get_text_config()
     given = text.to_dict()
     small = {key: _smaller(key, value) for key, value in given.items()}
     _keep_layers(given, small)
     _keep_relations(given, small)
-    return type(text).from_dict(small)
+    return type(text).from_dict(small | (changes or {}))
+
+
+def small_model(config: Any) -> nn.Module | None:
+    """A tiny random model of the family of `config`; None when sizes belong together in a way that is not known here."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_config(shrink(config)).float().eval()
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
+    except Exception:  # whatever the family's own code makes of sizes that do not fit
+        return None
+    return model
 
 
 def _smaller(key: str, value: Any) -> Any:
@@ -91,9 +112,9 @@ def _keep_layers(given: dict[str, Any], small: dict[str, Any]) -> None:
     num, shared = given[name], given.get("num_kv_shared_layers") or 0
     per_layer = {key: value for key, value in given.items() if isinstance(value, list | tuple) and len(value) == num}
     of_some = given.get("per_layer_config") or {}
+    telling = [value for value in per_layer.values() if len({str(entry) for entry in value}) <= MOST_KINDS]
     kinds = [
-        (layer >= num - shared, str(of_some.get(str(layer))), *(str(value[layer]) for value in per_layer.values()))
-        for layer in range(num)
+        (layer >= num - shared, str(of_some.get(str(layer))), *(str(value[layer]) for value in telling)) for layer in range(num)
     ]
     kept = sorted({kinds.index(kind) for kind in kinds} | {min(1, num - 1)})
     small |= {name: len(kept)} | {key: [value[layer] for layer in kept] for key, value in per_layer.items()}
@@ -120,7 +141,7 @@ def _keep_relations(given: dict[str, Any], small: dict[str, Any]) -> None:
             number = given[key]
             small[key] = HEADS if number in (None, heads) else 1 if number == 1 else HEADS // 2
     inner = int((given.get("mamba_expand") or given.get("expand") or 2) * HIDDEN)
-    for key in ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads"):
+    for key in ("mamba_n_heads", "n_mamba_heads", "mamba_num_heads", *(["num_heads"] if "state_size" in given else [])):
         if isinstance(given.get(key), int):
             small[key] = inner // HEAD_WIDTH
     if isinstance(given.get("mamba_d_ssm"), int):

@@ -168,10 +168,14 @@ def _check_model(config: RunConfig) -> Mistakes:
     folder = Path(config.policy.model)
     if config.policy.model and config.engine.engine in ("embedded", "vllm") and not list(_wrong_files(folder)):
         from qwengyre.engines.model import read_spec
+        from qwengyre.engines.served import check_folder as check_served
         from qwengyre.trainer.preflight import check_folder
 
         check_folder(folder, min(config.policy.max_context_tokens, config.engine.max_context_tokens))
-        read_spec(folder)
+        if config.engine.engine == "vllm":
+            read_spec(folder)
+        else:
+            check_served(folder)
     yield from ()
 
 

@@ -9,23 +9,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from qwengyre.models.follow import sentence
+from qwengyre.models.load import as_in_memory
 from qwengyre.models.shrink import HEAD_WIDTH, HIDDEN, shrink
 
 MOST_PARAMETERS = 4_000_000
 """More, and the config was not made small."""
 
 MOE = {"moe_intermediate_size": 24, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}
+CONVOLUTIONS = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]}
 CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_v2": MOE,
-    "dots1": MOE,
-    "mamba2": {"num_heads": 8, "head_dim": HEAD_WIDTH},
+    "dots1": MOE | {"n_shared_experts": 1},
     "ministral": {"head_dim": HEAD_WIDTH},
     "zaya": {"num_experts_per_tok": 1},
     "gpt_oss": {"head_dim": HEAD_WIDTH},
-    "lfm2_moe": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
+    "lfm2": CONVOLUTIONS,
+    "lfm2_moe": CONVOLUTIONS,
 }
 """By family."""
 
@@ -45,12 +49,9 @@ def tiny_config(family: str, **changes: Any) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:
-        small = shrink(CONFIG_MAPPING[family]())
-        return type(small).from_dict({**small.to_dict(), **CHANGES.get(family, {}), **changes})
+        return shrink(CONFIG_MAPPING[family](), CHANGES.get(family, {}) | changes)
     except Exception as error:  # every family's config class has checks of its own
-        raise NotBuilt(
-            f"its default config cannot be made small: {type(error).__name__}: {str(error).strip().splitlines()[0]}"
-        ) from error
+        raise NotBuilt(f"its default config cannot be made small: {sentence(error)}") from error
 
 
 def tiny_model(family: str, **changes: Any) -> nn.Module:
@@ -65,11 +66,11 @@ def tiny_model(family: str, **changes: Any) -> nn.Module:
             raise NotBuilt(f"its tiny model has {size / 1e6:.0f} million parameters")
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config).float().eval()
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
     except NotBuilt:
         raise
     except Exception as error:  # of a config that was shrunk otherwise than the family needs
-        first = next(iter(str(error).strip().splitlines()), "")
-        raise NotBuilt(f"its tiny model cannot be made: {type(error).__name__}: {first}") from error
+        raise NotBuilt(f"its tiny model cannot be made: {sentence(error)}") from error
     return lively(model)
 
 
@@ -89,6 +90,13 @@ def write_family(folder: Path, family: str, **changes: Any) -> nn.Module:
     model = tiny_model(family, **changes)
     model.save_pretrained(folder)
     return model
+
+
+def moved_parameters(folder: Path, seed: int) -> dict[str, np.ndarray]:
+    """The parameters of a folder's model, by their names in memory, each moved a little at random."""
+    rng = np.random.default_rng(seed)
+    found = as_in_memory(folder, torch.float32)
+    return {name: array + rng.normal(0, 0.05, array.shape).astype(np.float32) for name, array in found.items()}
 
 
 def write_vision_language(folder: Path) -> nn.Module:

@@ -9,7 +9,7 @@ import torch
 from qwengyre.core.errors import ConfigError
 from qwengyre.models.limits import longest_text
 from qwengyre.models.load import read_config
-from qwengyre.models.shrink import shrink
+from qwengyre.models.shrink import small_model
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.tree_model import TreeModel
 
@@ -28,8 +28,5 @@ def check_folder(model_dir: Path, max_context_tokens: int) -> None:
         raise ConfigError(
             f"texts of this model end at {limit.num_tokens} tokens: {limit.reason}. Lower it", key="policy.max_context_tokens"
         )
-    try:
-        small = AutoModelForCausalLM.from_config(shrink(config))
-    except Exception:  # sizes that belong together in a way that `shrink` does not know: the load will tell
-        return
-    TreeModel(small, TrainerConfig())
+    if (small := small_model(config)) is not None:
+        TreeModel(small, TrainerConfig())

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qwengyre.core.errors import QwenGyreError, UnsupportedModel
-from qwengyre.models.head import HeadForm, measure
+from qwengyre.core.errors import UnsupportedModel
+from qwengyre.models.follow import sentence
 from qwengyre.models.plan import current
 from qwengyre.trainer.rows import Targets
 from qwengyre.trajectory.layout import LayoutPath, TreeRow, build_row
@@ -45,9 +45,6 @@ relative. Families that are right stay below 6 and 140 on random weights, those 
 class Plain(NamedTuple):
     """What the model's own forward says of the tree."""
 
-    form: HeadForm
-    body: nn.Module
-    """The model without its head."""
     row: TreeRow
     targets: Targets
     coef_O: Tensor
@@ -57,31 +54,17 @@ class Plain(NamedTuple):
     largest_logit: float
 
 
-def plain(model: nn.Module, attempt: int = 0) -> Plain:
-    """Try the model as transformers has it. Raises UnsupportedModel when that cannot be done."""
-    before = model.config._attn_implementation
-    try:
-        model.set_attn_implementation("eager")
-        return _plain(model, attempt)
-    except QwenGyreError:
-        raise
-    except Exception as error:  # whatever a model's own code raises is a reason to refuse it
-        raise UnsupportedModel(type(model).__name__, f"its own forward fails on a few tokens: {_sentence(error)}") from error
-    finally:
-        model.set_attn_implementation(before)
-
-
-def compare(tree_model: TreeModel, expected: Plain) -> tuple[int, int, int]:
+def compare(tree_model: TreeModel) -> tuple[int, int, int]:
     """How often a pass asks its plan, by kind. Raises UnsupportedModel when tree and plain forward do not agree."""
     reason, calls = "", (0, 0, 0)
     for attempt in range(TRIES):
-        expected = plain(tree_model.model, attempt) if attempt else expected
+        expected = plain(tree_model.model, attempt)
         try:
             calls, reason = _differences(tree_model, expected)
         except UnsupportedModel as error:
             raise UnsupportedModel(tree_model.name, error.reason) from error
         except Exception as error:  # whatever a model's own code raises is a reason to refuse it
-            raise UnsupportedModel(tree_model.name, f"its forward fails over a tree: {_sentence(error)}") from error
+            raise UnsupportedModel(tree_model.name, f"its forward fails over a tree: {sentence(error)}") from error
         if not reason:
             break
     if reason:
@@ -89,9 +72,20 @@ def compare(tree_model: TreeModel, expected: Plain) -> tuple[int, int, int]:
     return calls
 
 
+def plain(model: nn.Module, attempt: int) -> Plain:
+    """What the model says as transformers has it. Raises UnsupportedModel when it cannot."""
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation("eager")
+        return _plain(model, attempt)
+    except Exception as error:  # whatever a model's own code raises is a reason to refuse it
+        raise UnsupportedModel(type(model).__name__, f"its own forward fails on a few tokens: {sentence(error)}") from error
+    finally:
+        model.set_attn_implementation(before)
+
+
 def _plain(model: nn.Module, attempt: int) -> Plain:
     paths, row = tree(_vocabulary(model), attempt)
-    form, body = measure(model, torch.from_numpy(paths[0].token_ids_T.astype(np.int64)))
     targets, token_row_O = _targets(row)
     ends = {int(rows_T[-1]) for rows_T in row.rows_P}
     coef_O = torch.tensor([1.0 + 0.1 * at if int(token_row) in ends else 0.0 for at, token_row in enumerate(token_row_O)])
@@ -108,7 +102,7 @@ def _plain(model: nn.Module, attempt: int) -> Plain:
         for _, leaf in leaves:
             total = gradients.setdefault("rows", torch.zeros(row.num_rows, leaf.shape[-1], dtype=leaf.dtype))
             total.index_add_(0, torch.from_numpy(rows_T), leaf.grad[0])
-    return Plain(form, body, row, targets, coef_O, logp_R[token_row_O], gradients["rows"], largest)
+    return Plain(row, targets, coef_O, logp_R[token_row_O], gradients["rows"], largest)
 
 
 def _differences(tree_model: TreeModel, expected: Plain) -> tuple[tuple[int, int, int], str]:
@@ -207,21 +201,10 @@ def _targets(row: TreeRow) -> tuple[Targets, np.ndarray]:
 
 
 def _vocabulary(model: nn.Module) -> int:
-    output, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-    if output is None:
-        raise UnsupportedModel(type(model).__name__, "it has no output layer")
-    return min(output.weight.shape[0], embeddings.weight.shape[0])
+    return min(model.get_output_embeddings().weight.shape[0], model.get_input_embeddings().weight.shape[0])
 
 
 def _largest_share(difference_RH: Tensor, whole_RH: Tensor) -> float:
     """Of any row: how much the difference is of it, or of a thousandth of the largest when that is more."""
     norm_R = torch.linalg.vector_norm(whole_RH, dim=1)
     return float((torch.linalg.vector_norm(difference_RH, dim=1) / norm_R.clamp_min(float(norm_R.max()) / 1000)).max())
-
-
-def _sentence(error: Exception) -> str:
-    """The first line of an error, with its type."""
-    if "'Visibility'" in str(error):
-        return "it works on its attention mask itself, which a tree has not"
-    first = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from qwengyre.core.errors import TrainerError, UnsupportedModel
-from qwengyre.models import interface, recurrences
-from qwengyre.models.limits import longest_text
+from qwengyre.models.follow import take_over
 from qwengyre.models.load import load
 from qwengyre.models.plan import following
 from qwengyre.trainer import head, probe
@@ -33,15 +32,6 @@ from qwengyre.trainer.rows import Targets
 from qwengyre.trainer.sharded import Alone, Ranks
 from qwengyre.trainer.tree_plan import TreePlan
 from qwengyre.trajectory.layout import LayoutPath, TreeRow, build_row, squares
-
-KNOWN_LAYERS = frozenset(
-    {
-        *("full_attention", "sliding_attention", "chunked_attention", "attention"),
-        *("linear_attention", "mamba", "conv", "hybrid", "hybrid_sliding"),
-        *("mlp", "moe", "dense", "sparse"),
-    }
-)
-"""transformers' names of kinds of layers. Not among them: attention to an indexed, compressed or otherwise chosen part of the text."""
 
 ALONE = Alone()
 
@@ -71,22 +61,12 @@ class TreeModel:
         self.model, self.config, self.ranks = model, config, ALONE
         self.calls: tuple[int, int, int] | None = None
         """How often a pass asks its plan, by kind; None: it is not checked."""
-        model.eval()
-        refuse_unknown_layers(model)
-        plain = probe.plain(model)
-        self.form, self.body, self.output = plain.form, _Body(model, plain.body), model.get_output_embeddings()
-        layers = layers_of(plain.body)
-        self.num_layers = len(layers)
-        self.limit = longest_text(model)
-        interface.register()
-        has_recurrence = recurrences.install(model)
-        if not has_recurrence and not interface.goes_through_interface(model):
-            raise UnsupportedModel(self.name, "it does not go through transformers' AttentionInterface")
+        self.form, body, layers, self.limit, has_recurrence = take_over(model)
+        self.body, self.output, self.num_layers = _Body(model, body), model.get_output_embeddings(), len(layers)
         if ranks.size > 1 and has_recurrence:
             raise UnsupportedModel(self.name, "recurrent layers in a cell of several ranks are not handled")
         self.head_chunk_tokens = max(1, config.head_logits // self.output.weight.shape[0])
-        model.set_attn_implementation(interface.NAME)
-        self.calls = probe.compare(self, plain)
+        self.calls = probe.compare(self)
         self.ranks = ranks
         ranks.shard(self.body, layers)
 
@@ -229,15 +209,3 @@ class _TargetTensors:
 
     def within(self, start: int, end: int) -> slice:
         return slice(*np.searchsorted(self._rows, [start, end]).tolist())
-
-
-def layers_of(body: nn.Module) -> list[nn.Module]:
-    """The blocks of a model, in order: its shallowest list of modules. Empty when it has none."""
-    lists = [(name.count("."), -len(found), found) for name, found in body.named_modules() if isinstance(found, nn.ModuleList)]
-    return list(min(lists, key=lambda entry: entry[:2])[2]) if lists else []
-
-
-def refuse_unknown_layers(model: nn.Module) -> None:
-    """A layer of a kind that is not known here might differ only on texts longer than those it is tried on. Raises UnsupportedModel."""
-    if unknown := set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - KNOWN_LAYERS:
-        raise UnsupportedModel(type(model).__name__, f"layers of type {', '.join(sorted(unknown))} are not handled")

@@ -1,10 +1,11 @@
-"""What every engine must do, whatever it is made of: embedded, scripted, and embedded in another process's clothes."""
+"""What every engine must do, whatever it is made of: embedded, of several families, scripted, and embedded in another process's clothes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -18,10 +19,13 @@ from qwengyre.engines.embedded import EmbeddedEngine
 from qwengyre.engines.remote import RemoteEngine
 from qwengyre.engines.server import EngineServer
 from qwengyre.testing.engines import ScriptedEngine, tiny_parameters, write_tiny_qwen3
+from qwengyre.testing.families import moved_parameters, write_family
 from qwengyre.transfer.api import Exposure
 from qwengyre.transfer.shm import ShmCarrier, cleanup
 
-MAX_CONTEXT = 256
+FAMILIES = ("llama", "gemma3_text", "qwen3_5_text", "qwen3_moe", "deepseek_v3")
+"""Embedded, by transformers' own forward: dense, sliding windows, hybrid, mixture, latent attention."""
+MAX_CONTEXT, VOCABULARY = 256, 96
 TOKEN = b"contract"
 
 
@@ -58,7 +62,8 @@ class Bench:
         return remote
 
     def snapshot(self, version: int) -> Exposure:
-        return self.carrier.expose(tiny_parameters(self.model_dir, seed=version), version=version, epoch=1)
+        made = moved_parameters if self.kind in FAMILIES else tiny_parameters
+        return self.carrier.expose(made(self.model_dir, seed=version), version=version, epoch=1)
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -66,13 +71,23 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_qwen3(tmp_path_factory.mktemp("model"))
+def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a kind's model, written once."""
+
+    @cache
+    def folder(family: str) -> Path:
+        made = tmp_path_factory.mktemp("model")
+        if not family:
+            return write_tiny_qwen3(made)
+        write_family(made, family, vocab_size=VOCABULARY)
+        return made
+
+    return lambda kind: folder(kind if kind in FAMILIES else "")
 
 
-@pytest.fixture(params=["embedded", "scripted", "remote"])
-def bench(request: pytest.FixtureRequest, model_dir: Path, prefix: str) -> Iterator[Callable[[], Bench]]:
-    yield lambda: Bench(request.param, model_dir, prefix)
+@pytest.fixture(params=["embedded", "scripted", "remote", *FAMILIES])
+def bench(request: pytest.FixtureRequest, model_dirs: Callable[[str], Path], prefix: str) -> Iterator[Callable[[], Bench]]:
+    yield lambda: Bench(request.param, model_dirs(request.param), prefix)
     assert cleanup(prefix) == 0, "an engine left exposed memory behind"
 
 
@@ -88,7 +103,7 @@ def run(bench: Callable[[], Bench], body: Callable[[Bench], Awaitable[None]]) ->
 
 
 def request(name: str, *, prompt: int = 40, max_tokens: int = 20, seed: int = 7, stop: tuple[int, ...] = ()) -> GenerateRequest:
-    tokens = np.random.default_rng(prompt).integers(0, 96, prompt).astype(np.int32)
+    tokens = np.random.default_rng(prompt).integers(0, VOCABULARY, prompt).astype(np.int32)
     return GenerateRequest(name, tokens.tobytes(), Sampling(1.0, max_tokens, stop, seed))
 
 
