@@ -2,64 +2,169 @@
 
 The journal keeps tokens, not messages, so the messages are read off the tokens: turns of the ChatML family
 (`<|im_start|>role ... <|im_end|>`, as all Qwen models have them), tool specifications from the system prompt, tool results from user turns, and
-answers by the `renderers` package, as the gateway itself parses them.
+answers by the gateway's own parser. What was read is rendered again: a turn that does not come out as it was recorded (a broken tool call, say)
+is written as its text.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.trajectory.match import Turn
 
-_TOOLS = re.compile(r"\n*# Tools\n.*?<tools>\n(.*?)\n</tools>.*?\n</tool_call>(?:\s*<IMPORTANT>.*?</IMPORTANT>)?", re.DOTALL)
+_TOOLS = re.compile(
+    r"(?:\n\n)?# Tools\n(?:(?!# Tools\n).)*?<tools>\n(.*?)\n</tools>.*?\n</tool_call>(?:\s*<IMPORTANT>.*?</IMPORTANT>)?",
+    re.DOTALL,
+)
 _HEADER_TOKENS = 24
 _TOOL_RESPONSE = re.compile(r"<tool_response>\n?(.*?)\n?</tool_response>", re.DOTALL)
-
-
-class ParsedAnswer(msgspec.Struct, frozen=True):
-    """One assistant turn, parsed."""
-
-    content: str
-    reasoning: str
-    tool_calls: tuple[tuple[str, str], ...]
-    """(name, arguments as JSON text)"""
+_REASONING = re.compile(r"<think>.*?</think>\n\n", re.DOTALL)
 
 
 class Chatml(msgspec.Struct, frozen=True):
-    """How to read one tokenizer's turns."""
+    """How to read and write one tokenizer's turns."""
 
     start: int
     end: int
     decode: Callable[[list[int]], str]
-    parse: Callable[[list[int]], ParsedAnswer]
+    parse: Callable[[list[int], list[dict]], Turn]
+    """An answer's tokens and the tools that were offered, to its turn."""
+    render: Callable[[Sequence[Turn], list[dict]], list[int]]
+    """Turns and tools to tokens. Raises ValueError for what the template refuses."""
 
 
 class ChatRow(msgspec.Struct, frozen=True):
     messages: list[dict]
     """OpenAI form; an assistant message has `weight` 1 if any of its tokens is trained, else 0."""
     tools: list[dict]
+    renders_back: bool
+    """The run's renderer makes the recorded text of the messages and tools."""
+
+
+class _Recorded(msgspec.Struct, frozen=True):
+    """One turn as it was recorded."""
+
+    ids: list[int]
+    """Without the markers of its beginning and its end."""
+    text: str
+    is_trained: bool
+
+
+class _Read(msgspec.Struct, frozen=True):
+    """What the recorded turns say: a list of turns for each, for one may hold several tool results."""
+
+    turns: list[list[Turn]]
+    tools: list[dict]
 
 
 def chat_row(token_ids_T: np.ndarray, trainable_T: np.ndarray, chatml: Chatml) -> ChatRow:
     """Read the turns of one path. Raises ConfigError when it has none: the tokenizer is another one, or no ChatML."""
-    starts = np.flatnonzero(token_ids_T == chatml.start)
-    if not len(starts):
+    recorded = list(_recorded(token_ids_T, trainable_T, chatml))
+    if not recorded:
         raise ConfigError("the tokens hold no <|im_start|>: give the run's own tokenizer, or export Parquet", key="--tokenizer")
+    read, renders_back = _read_back(recorded, chatml)
     messages: list[dict] = []
-    tools: list[dict] = []
-    bounds = [*starts.tolist(), len(token_ids_T)]
-    for start, stop in itertools.pairwise(bounds):
-        ids = token_ids_T[start + 1 : stop].tolist()
-        ids = ids[: ids.index(chatml.end)] if chatml.end in ids else ids
-        is_trained = bool(trainable_T[start:stop].any())
-        messages += _messages(ids, chatml, is_trained, tools)
+    for one, turns in zip(recorded, read.turns, strict=True):
+        messages += (_message(turn, one.is_trained) for turn in turns)
     _pair_tool_calls(messages)
-    return ChatRow(messages, tools)
+    return ChatRow(messages, read.tools, renders_back)
+
+
+def _recorded(token_ids_T: np.ndarray, trainable_T: np.ndarray, chatml: Chatml) -> Iterator[_Recorded]:
+    for start, stop in _bounds(token_ids_T, chatml):
+        ids = _body(token_ids_T[start:stop], chatml)
+        yield _Recorded(ids, chatml.decode(ids), bool(trainable_T[start:stop].any()))
+
+
+def _bounds(token_ids_T: np.ndarray, chatml: Chatml) -> Iterator[tuple[int, int]]:
+    """Of the turns, without the markers of their beginnings."""
+    starts = np.flatnonzero(token_ids_T == chatml.start).tolist()
+    return ((start + 1, stop) for start, stop in itertools.pairwise((*starts, len(token_ids_T))))
+
+
+def _body(token_ids_T: np.ndarray, chatml: Chatml) -> list[int]:
+    ids = token_ids_T.tolist()
+    return ids[: ids.index(chatml.end)] if chatml.end in ids else ids
+
+
+def _read_back(recorded: Sequence[_Recorded], chatml: Chatml) -> tuple[_Read, bool]:
+    """The turns, those as text that do not render back as what they say; all as what they say if text does not render back either."""
+    first = read = _read(recorded, frozenset(), chatml)
+    as_text: frozenset[int] = frozenset()
+    while changed := _changed(recorded, read, chatml):
+        if changed <= as_text:
+            return first, False
+        as_text |= changed
+        read = _read(recorded, as_text, chatml)
+    return read, True
+
+
+def _changed(recorded: Sequence[_Recorded], read: _Read, chatml: Chatml) -> frozenset[int]:
+    """Which of the recorded turns come out otherwise when they are rendered; all of them if their number does."""
+    everything = frozenset(range(len(recorded)))
+    try:
+        rendered_T = np.asarray(chatml.render(list(itertools.chain(*read.turns)), read.tools))
+    except ValueError:
+        return everything
+    texts = [chatml.decode(_body(rendered_T[start:stop], chatml)) for start, stop in _bounds(rendered_T, chatml)]
+    if len(texts) != len(recorded):
+        return everything
+    return frozenset(at for at, (one, text) in enumerate(zip(recorded, texts, strict=True)) if one.text != text)
+
+
+def _read(recorded: Sequence[_Recorded], as_text: frozenset[int], chatml: Chatml) -> _Read:
+    turns: list[list[Turn]] = []
+    tools: list[dict] = []
+    for at, one in enumerate(recorded):
+        role, _, text = one.text.partition("\n")
+        role = role.strip()
+        if role == "assistant":
+            turns.append([_answer(one, chatml, tools, is_text=at in as_text)])
+        elif role == "user" and text.lstrip().startswith("<tool_response>") and at not in as_text:
+            turns.append([Turn(role="tool", text=result) for result in _TOOL_RESPONSE.findall(text)])
+        else:
+            if role == "system" and at not in as_text:
+                text, specs = split_tools(text)
+                tools += specs
+            turns.append([Turn(role=role, text=text)] if text or role != "system" else [])
+    return _Read(turns, tools)
+
+
+def _answer(one: _Recorded, chatml: Chatml, tools: list[dict], *, is_text: bool) -> Turn:
+    ids = one.ids
+    header = next(
+        (index for index in range(1, min(_HEADER_TOKENS, len(ids))) if chatml.decode(ids[:index]).endswith("\n")), len(ids)
+    )
+    turn = chatml.parse(ids[header:], tools)
+    if not (is_text or any(not _is_object(use.arguments) for use in turn.tool_uses)):
+        return turn
+    return Turn(role="assistant", text=_REASONING.sub("", chatml.decode(ids[header:]), count=1), reasoning=turn.reasoning)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(text), dict)
+    except msgspec.DecodeError:
+        return False
+
+
+def _message(turn: Turn, is_trained: bool) -> dict:
+    message: dict = {"role": turn.role, "content": turn.text}
+    if turn.role == "assistant":
+        message["weight"] = int(is_trained)
+    if turn.reasoning:
+        message["reasoning_content"] = turn.reasoning
+    if turn.tool_uses:
+        message["tool_calls"] = [
+            {"id": "", "type": "function", "function": {"name": use.name, "arguments": use.arguments}} for use in turn.tool_uses
+        ]
+    return message
 
 
 def _pair_tool_calls(messages: Sequence[dict]) -> None:
@@ -73,35 +178,6 @@ def _pair_tool_calls(messages: Sequence[dict]) -> None:
             count += 1
         if message["role"] == "tool":
             message["tool_call_id"] = waiting.pop(0) if waiting else ""
-
-
-def _messages(ids: list[int], chatml: Chatml, is_trained: bool, tools: list[dict]) -> list[dict]:
-    role, _, text = chatml.decode(ids).partition("\n")
-    role = role.strip()
-    if role == "assistant":
-        return [_assistant(ids, chatml, is_trained)]
-    if role == "system":
-        text, specs = split_tools(text)
-        tools += specs
-    if role == "user" and text.lstrip().startswith("<tool_response>"):
-        return [{"role": "tool", "content": result} for result in _TOOL_RESPONSE.findall(text)]
-    return [{"role": role, "content": text}] if text or role != "system" else []
-
-
-def _assistant(ids: list[int], chatml: Chatml, is_trained: bool) -> dict:
-    header = next(
-        (index for index in range(1, min(_HEADER_TOKENS, len(ids))) if chatml.decode(ids[:index]).endswith("\n")), len(ids)
-    )
-    answer = chatml.parse(ids[header:])
-    message: dict = {"role": "assistant", "content": answer.content, "weight": int(is_trained)}
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
-    if answer.tool_calls:
-        message["tool_calls"] = [
-            {"id": "", "type": "function", "function": {"name": name, "arguments": arguments}}
-            for name, arguments in answer.tool_calls
-        ]
-    return message
 
 
 def split_tools(system: str) -> tuple[str, list[dict]]:
@@ -118,4 +194,5 @@ def split_tools(system: str) -> tuple[str, list[dict]]:
         specs = [msgspec.json.decode(line) for line in lines if line.strip()]
     except msgspec.DecodeError:
         return system, []
-    return (system[: found.start()] + system[found.end() :]).strip("\n"), specs
+    before, after = system[: found.start()], system[found.end() :]
+    return (before + after if before else after.removeprefix("\n\n")), specs

@@ -10,7 +10,7 @@ from typing import IO, Annotated, Final
 import msgspec
 import typer
 
-from qwengyre.cli.chat_rows import Chatml, ParsedAnswer, chat_row
+from qwengyre.cli.chat_rows import Chatml, chat_row
 from qwengyre.cli.options import named_as
 from qwengyre.cli.output import replaced, say
 from qwengyre.cli.run_context import RunSettings, find_tokenizer, load_harness_rules, run_settings
@@ -23,6 +23,7 @@ from qwengyre.runtime.records import ExecutionDone
 from qwengyre.trajectory.advantages import group_advantages
 from qwengyre.trajectory.config import TrajectoryConfig
 from qwengyre.trajectory.harness_rules import HarnessRules
+from qwengyre.trajectory.match import Turn
 from qwengyre.trajectory.process import execution_rng
 from qwengyre.trajectory.roles import assign_roles
 from qwengyre.trajectory.sampling import sample_trajectories
@@ -98,7 +99,11 @@ def export(
             raise ConfigError("no tokenizer lies in the run: name the model's folder", key="--tokenizer")
         chatml = open_chatml(folder, {"name": renderer} if renderer else settings.renderer)
         with replaced(out) as part, open(part, "w", encoding="utf-8") as file:
-            num_rows = write_chat(wanted, file, chatml)
+            num_rows, num_changed = write_chat(wanted, file, chatml)
+        if num_changed:
+            say(
+                f"note: {num_changed:,} do not render back to the recorded text: `renders_back` is false in their lines", err=True
+            )
     say(f"wrote {num_rows:,} trajectories to {out}")
 
 
@@ -205,22 +210,26 @@ def _parquet_row(row: ExportRow) -> dict:
     }
 
 
-def write_chat(rows: Iterator[ExportRow], file: IO[str], chatml: Chatml) -> int:
-    """One JSON object a line: messages, tools, and what the execution was worth. Returns the number of lines."""
-    num_rows = 0
+def write_chat(rows: Iterator[ExportRow], file: IO[str], chatml: Chatml) -> tuple[int, int]:
+    """One JSON object a line: messages, tools, and what the execution was worth. Returns the number of lines, and how many of them do
+    not render back to the recorded text."""
+    num_rows = num_changed = 0
     for row in rows:
         chosen = row.trajectory
         read = chat_row(unpack(chosen.token_ids_T, TOKEN), unpack(chosen.trainable_T, FLAG), chatml)
         fields = {name: getattr(row, name) for name in ("execution", "task", "index", "reward", "advantage", "end")}
         line = fields | {"role": chosen.role.value, "messages": read.messages, "tools": read.tools}
+        line["renders_back"] = read.renders_back
         file.write(msgspec.json.encode(line).decode() + "\n")
         num_rows += 1
-    return num_rows
+        num_changed += not read.renders_back
+    return num_rows, num_changed
 
 
 def open_chatml(folder: Path, renderer: dict[str, object]) -> Chatml:
     """The turns of the model in `folder`. Raises ConfigError when its tokenizer is not of the ChatML family."""
     from qwengyre.gateway.rendering import Rendering  # slow to import, and Parquet needs none of it
+    from qwengyre.gateway.seen import turn_of
 
     with named_as("--renderer", "gateway.renderer"):
         rendering = Rendering.from_folder(folder, renderer)
@@ -228,9 +237,7 @@ def open_chatml(folder: Path, renderer: dict[str, object]) -> Chatml:
     if not isinstance(start, int) or not isinstance(end, int):
         raise ConfigError("this tokenizer has no <|im_start|> and <|im_end|>: export Parquet instead", file=str(folder))
 
-    def parse(ids: list[int]) -> ParsedAnswer:
-        parsed = rendering.parse_whole([*ids, end], [], [])
-        calls = tuple((block.name or "", block.arguments) for block in parsed.blocks if block.is_valid)
-        return ParsedAnswer(parsed.text, parsed.reasoning, calls)
+    def parse(ids: list[int], tools: list[dict]) -> Turn:
+        return turn_of([*ids, end], rendering.parser(str, (), tools))
 
-    return Chatml(start, end, rendering.tokenizer.decode, parse)
+    return Chatml(start, end, rendering.tokenizer.decode, parse, rendering.render_finished)

@@ -86,6 +86,16 @@ class Rendering:
         ids = self.renderer.render_ids(self._messages(settled.turns), tools=self._tools(tools), add_generation_prompt=True)
         return np.asarray(ids, dtype=TOKEN)
 
+    def render_finished(self, turns: Sequence[Turn], tools: Sequence[dict]) -> list[int]:
+        """A conversation that has ended, as it was recorded: no answer is begun, and a control token in an answer's text is one.
+
+        Raises ValueError for what the template refuses.
+        """
+        messages = [
+            {**self._message(turn), "content": turn.text} if turn.role == "assistant" else self._message(turn) for turn in turns
+        ]
+        return list(self.renderer.render_ids(messages, tools=self._tools(tools), add_generation_prompt=False))
+
     def extend(
         self, row_T: np.ndarray, num_sampled: int, turns: Sequence[Turn], num_answered: int, tools: Sequence[dict]
     ) -> Rendered:

@@ -18,11 +18,13 @@ from qwengyre.cli.run_records import last_attempts, open_run, read_scores
 from qwengyre.core.arrays import LOGPROB, TOKEN, pack
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
+from qwengyre.gateway.templates.jinja import ChatTemplate
 from qwengyre.journal import Journal
 from qwengyre.runtime.records import CallCounts, ControllerRecord, Decided, ExecutionDone
 from qwengyre.scheduler.commands import Dispatch
 from qwengyre.testing.call_events import PLAIN
 from qwengyre.trajectory.records import RoleHints
+from qwengyre.warmup.chat_template import CHAT_TEMPLATE
 
 SPECIALS = (
     "<|endoftext|>",
@@ -327,6 +329,63 @@ class TestChat:
         (tool_call,) = row["messages"][2]["tool_calls"]
         assert tool_call["id"] == "call_0"
         assert json.loads(tool_call["function"]["arguments"]) == {"path": "a"}
+
+    @pytest.mark.parametrize(
+        ("answer", "num_calls"),
+        [
+            ('<tool_call>\n{"name": "read", "arguments": {"path":"a"}}\n</tool_call>', 1),
+            ('<tool_call>\n{"name": "read", "arguments": {"path":   "\\u00e4", "n": 1.0}}\n</tool_call>', 1),
+            ('On it.\n<tool_call>\n{"name": "read", "arguments": {}}\n</tool_call>\n<tool_call>\n'
+             '{"name": "read", "arguments": { }}\n</tool_call>', 2),
+            ('<tool_call>\n{"name":"read","arguments":{"path":"a"}}\n</tool_call>', 0),
+            ('<tool_call>\n{"arguments": {"path": "a"}, "name": "read"}\n</tool_call>', 0),
+            ('<tool_call>\n{"name": "read", "arguments": {"path": "a}\n</tool_call>', 0),
+            ('<tool_call>\n{"name": "read", "arguments": {"path": "', 0),
+            ('<tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call>\nAnd more.', 0),
+            ("Done.\n\n", 0),
+            ("  Done.", 0),
+        ],
+    )  # fmt: skip
+    @pytest.mark.parametrize("ends", ["<|im_end|>", ""])
+    @pytest.mark.parametrize("before", ["Be brief.", "Be brief.\n\n", "# Tools\nHave fun."])
+    def test_every_conversation_renders_back_to_the_recorded_text(self, before, ends, answer, num_calls, tmp_path):
+        tokenizer = byte_tokenizer(tmp_path / "model")
+        (tmp_path / "model" / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+        tools = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object", "properties": {}}}}]
+        template = ChatTemplate.from_folder(tmp_path / "model")
+        asked = [{"role": "system", "content": before}, {"role": "user", "content": "Read it."}]
+        prompt = template.render(asked, tools=tools, add_generation_prompt=True)
+        result = "\n<|im_start|>user\n<tool_response>\n a\n\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+        first, last = tokenizer.encode(answer + "<|im_end|>").ids, tokenizer.encode(answer + ends).ids
+        prompt_T, result_T = tokenizer.encode(prompt).ids, tokenizer.encode(result).ids
+        book = Book(tmp_path / "gateway.log")
+        book.execution("solo", [(-1, 0, prompt_T, first, PLAIN), (0, len(prompt_T) + len(first), result_T, last, PLAIN)])
+        book.journal.close()
+        (tmp_path / "model" / "renderer.json").write_text('{"name": "qwen3", "enable_thinking": false}')
+        out = tmp_path / "chat.jsonl"
+        call("export", tmp_path / "gateway.log", "--out", out, "--tokenizer", tmp_path / "model")
+        row = json.loads(out.read_text())
+        written = template.render(row["messages"], tools=row["tools"])
+        recorded = tokenizer.decode([*prompt_T, *first, *result_T, *last], skip_special_tokens=False)
+        assert written == recorded.removesuffix("<|im_end|>") + "<|im_end|>\n"
+        assert row["renders_back"] is True and row["tools"] == tools
+        assert [len(message.get("tool_calls", ())) for message in row["messages"] if message["role"] == "assistant"] == [
+            num_calls,
+            num_calls,
+        ]
+
+    def test_a_conversation_that_does_not_render_back_says_so(self, tmp_path):
+        tokenizer = byte_tokenizer(tmp_path / "model")
+        book = Book(tmp_path / "gateway.log")
+        prompt, answer = "<|im_start|>user\n\nRead.<|im_end|>\n<|im_start|>assistant\n", "No reasoning at all.<|im_end|>"
+        book.execution("solo", [(-1, 0, tokenizer.encode(prompt).ids, tokenizer.encode(answer).ids, PLAIN)])
+        book.journal.close()
+        out = tmp_path / "chat.jsonl"
+        said = call("export", tmp_path / "gateway.log", "--out", out, "--tokenizer", tmp_path / "model", "--renderer", "qwen3")
+        assert "note: 1 do not render back" in said
+        row = json.loads(out.read_text())
+        assert row["renders_back"] is False
+        assert [message["content"] for message in row["messages"]] == ["\nRead.", "No reasoning at all."]
 
     @pytest.mark.parametrize("name", ["absent/x.parquet", "absent/x.jsonl", "folder.parquet"])
     def test_a_file_that_cannot_be_written_is_named(self, name, run, tmp_path):
