@@ -26,6 +26,7 @@ COMMANDS: Final[Commands] = {
     "evaluate": ("qwengyre.cli.evaluate:evaluate", "Score a policy or a served model on tasks, without training."),
     "run-task": ("qwengyre.cli.run_task:run_task", "Run one execution of one task, and see what the harness does."),
     "gateway": ("qwengyre.cli.gateway:gateway", "Serve an engine to any harness and record every token, without training."),
+    "serve": ("qwengyre.cli.gateway:serve", "Serve a model on this processor to any harness, as `gateway` does."),
     "tasks": ("qwengyre.cli.tasks:COMMANDS", "Check task folders."),
     "warmup": ("qwengyre.cli.warmup:warmup", "Make the small policy that a run on a CPU starts from."),
     "inspect": ("qwengyre.cli.inspect:inspect", "List the executions of a run, or show the tree of one."),

@@ -188,17 +188,10 @@ async def _engine(trial: Trial) -> AsyncIterator[Engine]:
             most = served.max_model_len or trial.gateway.max_context_tokens
             yield CompletionsEngine(http, served.id, max_context_tokens=most)
         return
-    from qwengyre.engines.embedded import EmbeddedEngine
-    from qwengyre.transfer.carriers import open_carrier
-    from qwengyre.transfer.config import TransferConfig
+    from qwengyre.cli.engine_here import open_engine
 
-    carrier = open_carrier(TransferConfig(carrier="shm"), prefix=f"qwengyre-task-{trial.keep.name}", host="127.0.0.1")
-    engine = EmbeddedEngine(trial.model_dir, carrier, trial.engine)
-    try:
+    async with open_engine(trial.model_dir, trial.engine) as engine:
         yield engine
-    finally:
-        await engine.close()
-        carrier.close()
 
 
 def _opened(trial: Trial, max_context_tokens: int) -> Opened:

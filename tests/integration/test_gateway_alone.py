@@ -12,12 +12,15 @@ from pathlib import Path
 
 import openai
 import pytest
+from typer.testing import CliRunner
 
+from qwengyre.cli.main import application
 from qwengyre.cli.run_records import recorded_executions
 from qwengyre.core.arrays import LOGPROB, TOKEN, unpack
 from qwengyre.core.errors import ConfigError
 from qwengyre.gateway.rendering import Rendering
 from qwengyre.testing.completions_server import CompletionsServer
+from qwengyre.testing.engines import write_tiny_qwen3
 from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
 from qwengyre.trajectory.records import CallStarted, TokensSampled
 
@@ -31,14 +34,23 @@ def ids(text: str) -> list[int]:
     return byte_tokenizer().encode(text).ids
 
 
+PREFILLED = ids("<think>\n\n</think>\n\n")
+
+
 @contextlib.asynccontextmanager
 async def alone(folder: Path, server: CompletionsServer, *executions: str) -> AsyncIterator[dict[str, openai.AsyncOpenAI]]:
     """The command, running: a client by execution."""
     model = write_byte_tokenizer(folder / "model")
-    arguments = ["gateway", "--engine", server.url, "--model", str(model), "--out", str(folder / "records"), "--port", "0"]
+    async with started(folder, ["gateway", "--engine", server.url, "--model", str(model)], *executions) as clients:
+        yield clients
+
+
+@contextlib.asynccontextmanager
+async def started(folder: Path, arguments: list[str], *executions: str) -> AsyncIterator[dict[str, openai.AsyncOpenAI]]:
+    arguments += ["--out", str(folder / "records"), "--port", "0", "--renderer", "qwen3"]
     for name in executions:
         arguments += ["--execution", name]
-    process = await asyncio.create_subprocess_exec(*COMMAND, *arguments, "--renderer", "qwen3", stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(*COMMAND, *arguments, stdout=asyncio.subprocess.PIPE)
     clients = {}
     for _ in executions:
         line = (await process.stdout.readline()).decode()
@@ -85,6 +97,69 @@ def test_harnesses_are_served_and_recorded_and_it_goes_on_after_a_stop(tmp_path)
         assert unpack(sampled[0].logprobs, LOGPROB).tolist() == [-0.5 - at / 64 for at in range(len(ids(said)))]
 
     play(scenario)
+
+
+def test_the_renderer_has_the_settings_that_are_given(tmp_path):
+    async def scenario():
+        async with CompletionsServer(lambda prompt: ids("Hello<|im_end|>"), model="served") as server:
+            model = write_byte_tokenizer(tmp_path / "model")
+            command = [
+                "gateway",
+                "--engine",
+                server.url,
+                "--model",
+                str(model),
+                "--set",
+                "gateway.renderer.enable_thinking=false",
+            ]
+            async with started(tmp_path, command, "main") as clients:
+                await clients["main"].chat.completions.create(model="m", messages=[USER])
+            assert server.bodies[0]["prompt"][-len(PREFILLED) :] == PREFILLED
+
+    play(scenario)
+
+
+def test_a_model_here_is_served_and_recorded(tmp_path):
+    async def scenario():
+        model = write_byte_tokenizer(tmp_path / "model")
+        write_tiny_qwen3(model, vocab_size=512)
+        command = ["serve", str(model), "--temperature", "0", "--max-context-tokens", "200"]
+        async with started(tmp_path, [*command, "--set", "gateway.renderer.enable_thinking=false"], "main") as clients:
+            create = clients["main"].chat.completions.create
+            answers = [await create(model="m", messages=[USER], max_tokens=12) for _ in range(2)]
+            with pytest.raises(openai.BadRequestError, match=r"prompt is too long: \d+ tokens > 200 maximum"):
+                await create(model="m", messages=[{"role": "user", "content": "x" * 300}])
+        assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
+        (recorded,) = recorded_executions(tmp_path / "records" / "gateway.log")
+        events = recorded.rows.events()
+        sampled: dict[object, list[int]] = {}
+        for event in events:
+            if isinstance(event, TokensSampled):
+                sampled.setdefault(event.call, []).extend(unpack(event.token_ids, TOKEN).tolist())
+        first, second = sampled.values()
+        assert first == second and 0 < len(first) <= 12
+        (start, *_) = (event for event in events if isinstance(event, CallStarted))
+        assert unpack(start.context_ids, TOKEN).tolist()[-len(PREFILLED) :] == PREFILLED
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("command", [["gateway", "--engine", "http://127.0.0.1:1/v1", "--model"], ["serve"]])
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("gateway.renderer.enable_thinkin=false", "enable_thinkin"),
+        ("gateway.max_hold=3", "Did you mean gateway.max_hold_s?"),
+        ("engine.num_threads=none", "engine.num_threads"),
+    ],
+)
+def test_a_setting_that_there_is_not_is_refused(command, setting, said, tmp_path):
+    model = write_byte_tokenizer(tmp_path / "model")
+    write_tiny_qwen3(model, vocab_size=512)
+    words = [*command, str(model), "--out", str(tmp_path / "out"), "--renderer", "qwen3", "--port", "0", "--set", setting]
+    result = CliRunner().invoke(application(words), words, env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert said in result.output
 
 
 def test_client_that_hangs_up_stops_the_server(tmp_path):
