@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice, takewhile
 
 import msgspec
 
@@ -15,6 +16,8 @@ from qwengyre.trajectory.records import RoleHints
 MAX_FOUND = 4096
 MIN_QUOTE_CHARS = 40
 """Shorter answers ("done") stand in fresh contexts by accident."""
+MAX_RETURN_CHARS, MAX_RETURNED = 1 << 16, 512
+"""Of new tool results, and of the latest answers that are looked for in them: bounds the time; reports are far shorter."""
 _PARTS = (("<summary>", "</summary>"), ("<state_snapshot>", "</state_snapshot>"))
 
 
@@ -54,6 +57,7 @@ class HintReader:
             markers=self._markers(texts),
             quotes=_quotes(request, answers) if is_fresh else None,
             replays=_replays(request, answers) if is_fresh else None,
+            returns=_returns(request, answers),
         )
 
     def _markers(self, texts: RequestTexts) -> tuple[str, ...]:
@@ -90,6 +94,20 @@ def _replays(request: ModelRequest, answers: Mapping[CallId, GivenAnswer]) -> Ca
         if answer.tool_id in tool_ids or (answer.tool_id is None and answer.text in texts):
             return call
     return None
+
+
+def _returns(request: ModelRequest, answers: Mapping[CallId, GivenAnswer]) -> tuple[CallId, ...]:
+    """The earlier calls whose answer has no tool call and stands in a new tool result."""
+    new = takewhile(lambda keyed: not keyed.is_answer, reversed(request.turns))
+    results = [keyed.turn.text.strip() for keyed in new if keyed.turn.role == "tool"]
+    if not results or sum(map(len, results)) > MAX_RETURN_CHARS:
+        return ()
+    texts = ((call, answers[call].text) for call in islice(reversed(answers), MAX_RETURNED) if answers[call].tool_id is None)
+    return tuple(call for call, text in texts if any(_reports(result, text) for result in results))
+
+
+def _reports(result: str, answer: str) -> bool:
+    return result == answer != "" or (len(answer) >= MIN_QUOTE_CHARS and answer in result)
 
 
 def _essence(answer: str) -> str:

@@ -60,11 +60,13 @@ class HarnessRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sub_agent: tuple[Condition, ...] = ()
     summary: tuple[Condition, ...] = ()
     side: tuple[Condition, ...] = ()
+    fork: tuple[Condition, ...] = ()
+    """The first call of a sub-agent that takes over another agent's context; what goes on from it is its, too."""
     markers: tuple[Marker, ...] = ()
 
     def __post_init__(self) -> None:
         known = {marker.name for marker in self.markers}
-        for condition in (*self.detect, *self.sub_agent, *self.summary, *self.side):
+        for condition in self.conditions:
             if condition.marker and condition.marker not in known:
                 raise ValueError(f"harness {self.name}: condition names marker {condition.marker!r}, which it does not define")
         for marker in self.markers:
@@ -72,6 +74,10 @@ class HarnessRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 re.compile(marker.pattern)
             except re.error as error:
                 raise ValueError(f"harness {self.name}: marker {marker.name!r} is no regular expression: {error}") from None
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        return (*self.detect, *self.sub_agent, *self.summary, *self.side, *self.fork)
 
 
 class _RulesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,8 +109,7 @@ def captured_headers(rules: Iterable[HarnessRules]) -> frozenset[str]:
     """Every header that some rule reads."""
     names: set[str] = set()
     for harness in rules:
-        conditions = (*harness.detect, *harness.sub_agent, *harness.summary, *harness.side)
-        names |= {condition.header for condition in conditions if condition.header}
+        names |= {condition.header for condition in harness.conditions if condition.header}
         names |= {harness.agent_header} - {""}
     return frozenset(names)
 
@@ -142,9 +147,11 @@ BUILTIN: tuple[HarnessRules, ...] = (
         detect=(Condition(header="user-agent", value=r"^QwenCode/"),),
         summary=(Condition(marker="qwen-compact-system"), Condition(marker="qwen-compact-request")),
         side=(Condition(marker="qwen-memory"),),
+        fork=(Condition(marker="qwen-fork"),),
         markers=(
             Marker("qwen-compact-system", "system", r"(?s)<analysis>.*<state_snapshot>.*</state_snapshot>"),
             Marker("qwen-compact-request", "last", r"(?s)<analysis>.*<state_snapshot>"),
+            Marker("qwen-fork", "last", r"(?m)^<fork-boilerplate>$"),
             Marker("qwen-memory", "system", r"(?i)\bacting as the managed (?:[\w-]+ )*memory\b"),
         ),
     ),

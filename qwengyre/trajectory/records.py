@@ -31,6 +31,8 @@ class RoleHints(msgspec.Struct, frozen=True, omit_defaults=True):
     """An earlier call whose output reappears in the head of this fresh context (that call was a summary)."""
     replays: CallId | None = None
     """The latest earlier call whose answer stands as an assistant message here, though no prefix is shared with its row."""
+    returns: tuple[CallId, ...] = ()
+    """Earlier calls whose answer, one without a tool call, stands in a tool result that is new here."""
 
 
 class BranchCause(Enum):

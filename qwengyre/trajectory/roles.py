@@ -6,7 +6,8 @@ what became of the answer, and the first from the system prompt:
 * an answer that reappears in the head of a fresh context was a summary;
 * a fresh context under another system prompt that carries another agent's answers, and is no summary, is a side call (memory extraction);
 * a fresh context without tools, under another system prompt, that nothing goes on from, is a side call (title, commit message);
-* any other context under another system prompt than the main agent's belongs to a sub-agent.
+* any other context under another system prompt than the main agent's belongs to a sub-agent;
+* so does a context under the same one whose final text comes back to the main agent as a tool result (`trajectory.forks`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from qwengyre.core.ids import CallId
 from qwengyre.core.records import Role
 from qwengyre.trajectory.calls import RecordedCall
+from qwengyre.trajectory.forks import fork_calls, returned_forks
 from qwengyre.trajectory.harness_rules import BUILTIN, Condition, HarnessRules
 from qwengyre.trajectory.records import RoleHints
 
@@ -32,7 +34,13 @@ def assign_roles(calls: Calls, rules: Sequence[HarnessRules] = BUILTIN) -> dict[
     for call in calls.values():
         if call.call not in kinds:
             kinds[call.call] = "side" if _is_side(call, calls, kinds, main_system, extended) else "work"
-    is_sub = _told_sub_agents(calls, told) if told.sub_agent else _sub_agents(calls, kinds, main_system)
+    firsts = {call.call for call in calls.values() if _any(told.fork, call.started.hints)}
+    if told.sub_agent:
+        is_sub = _told_sub_agents(calls, told)
+    else:
+        is_sub = _sub_agents(calls, kinds, main_system)
+        firsts |= returned_forks(calls)
+    is_sub |= fork_calls(calls, firsts, kinds)
     return {call: _role(kinds[call], call in is_sub) for call in calls}
 
 

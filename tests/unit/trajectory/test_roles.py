@@ -17,7 +17,7 @@ from qwengyre_harness.agent import MAIN_SYSTEM, SUB_SYSTEM, SUMMARY_REQUEST
 MAIN, MAIN_SUMMARY, SUB, SUB_SUMMARY, SIDE = Role.MAIN, Role.MAIN_SUMMARY, Role.SUB_AGENT, Role.SUB_AGENT_SUMMARY, Role.SIDE
 
 
-def hints(system="main", *, tools=3, headers=None, markers=(), quotes=None, replays=None) -> RoleHints:
+def hints(system="main", *, tools=3, headers=None, markers=(), quotes=None, replays=None, returns=()) -> RoleHints:
     return RoleHints(
         "chat",
         headers=headers or {},
@@ -26,6 +26,7 @@ def hints(system="main", *, tools=3, headers=None, markers=(), quotes=None, repl
         markers=markers,
         quotes=quotes and f"e/c{quotes[0]}",
         replays=replays and f"e/c{replays[0]}",
+        returns=tuple(f"e/c{call}" for call in returns),
     )
 
 
@@ -84,6 +85,41 @@ class TestStructure:
 
     def test_sub_agent_without_tools_that_goes_on_is_no_side_call(self):
         assert roles_of(hints(), hints("helper", tools=0), (hints("helper", tools=0), 1))[1:] == [SUB, SUB]
+
+
+class TestForks:
+    """Sub-agents under the main agent's system prompt, inside its context."""
+
+    def test_context_whose_text_comes_back_as_a_tool_result_is_a_sub_agents(self):
+        asked = (hints(), (hints(), 0), (hints(), 1), (hints(returns=[2]), 0), (hints(), 3))
+        assert roles_of(*asked) == [MAIN, SUB, SUB, MAIN, MAIN]
+
+    def test_two_that_run_side_by_side(self):
+        asked = (hints(), (hints(), 0), (hints(), 0), (hints(), 2), (hints(), 1), (hints(returns=[3, 4]), 0))
+        assert roles_of(*asked) == [MAIN, SUB, SUB, SUB, SUB, MAIN]
+
+    def test_one_that_has_nothing_of_the_context_but_its_system_prompt(self):
+        assert roles_of(hints(), hints(), (hints(returns=[1]), 0)) == [MAIN, SUB, MAIN]
+
+    def test_one_whose_text_is_fetched_by_a_later_tool_call(self):
+        assert roles_of(hints(), (hints(), 0), (hints(), 0), (hints(returns=[1]), 2)) == [MAIN, SUB, MAIN, MAIN]
+
+    def test_agent_that_reads_its_own_text_again_is_none(self):
+        assert roles_of(hints(), (hints(), 0), (hints(returns=[0]), 1)) == [MAIN, MAIN, MAIN]
+
+    def test_context_before_a_compaction_is_none(self):
+        asked = (hints(), (hints(), 0), hints("summarizer", tools=0), hints(quotes=[2]), (hints(returns=[1]), 3))
+        assert roles_of(*asked) == [MAIN, MAIN, MAIN_SUMMARY, MAIN, MAIN]
+
+    def test_qwen_code_forks_are_known_by_their_first_message_and_compact_for_themselves(self):
+        agent = {"user-agent": "QwenCode/0.24.4"}
+        fork = hints(headers=agent, markers=("qwen-fork",))
+        compact = hints(headers=agent, markers=("qwen-compact-request",))
+        plain = hints(headers=agent)
+        asked = (plain, (fork, 0), (compact, 1), hints(headers=agent, quotes=[2]), (plain, 0), (compact, 4))
+        assert roles_of(*asked) == [MAIN, SUB, SUB_SUMMARY, SUB, MAIN, MAIN_SUMMARY]
+        asked_for = "<fork-boilerplate>\nSTOP.\n</fork-boilerplate>\n\nDirective: look"
+        assert find_markers(RequestTexts("", "task", asked_for), BUILTIN) == ("qwen-fork",)
 
 
 class TestRules:
