@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from qwengyre.core.errors import EngineError, EngineUnavailable, StaleRead
-from qwengyre.engines.api import Engine, GenerateRequest, Sampling
+from qwengyre.engines.api import CellEngine, GenerateRequest, Sampling
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.embedded import EmbeddedEngine
 from qwengyre.engines.model import read_spec
@@ -91,12 +91,21 @@ class Pool:
 class VLLMBench:
     """`contract.Bench` over a pool."""
 
+    kind = "vllm"
+    cache_tokens = CONFIG.block_size
+
     def __init__(self, pool: Pool):
         self.pool, self.num_taken, self.exposed = pool, 0, []
 
-    async def engine(self) -> Engine:
+    async def engine(self, *, holds: bool = False) -> CellEngine:
         self.num_taken += 1
         return await self.pool.take(self.num_taken - 1)
+
+    def cell(self, engine: CellEngine) -> CellEngine:
+        return engine
+
+    async def hold(self, engine: CellEngine) -> None:
+        await engine.pause("keep")
 
     def snapshot(self, version: int) -> Exposure:
         self.exposed.append(self.pool.snapshot(version))
@@ -146,6 +155,16 @@ def bench(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Callable[[], VLLMBench
     return lambda: VLLMBench(pool)
 
 
+@pytest.fixture
+def cell_bench(bench: Callable[[], VLLMBench]) -> Callable[[], VLLMBench]:
+    return bench
+
+
+@pytest.fixture
+def model_bench(bench: Callable[[], VLLMBench]) -> Callable[[], VLLMBench]:
+    return bench
+
+
 @in_pool
 async def test_tokens_and_logprobs_are_those_of_the_embedded_engine_over_publishes(pool: Pool):
     """Same draws, so the same tokens; log-probs as exact as float32 can be."""
@@ -185,7 +204,8 @@ async def test_a_call_of_3000_tokens_moves_and_nothing_known_is_computed_again(p
     handle = await source.export_kv(known)
     assert handle is not None and handle.num_tokens == 3000 + len(done) - 1
     before = destination.stats()
-    rest = await contract.collect(destination.generate(contract.continued("rest", whole, done, handle)))
+    await destination.import_kv(handle)
+    rest = await contract.collect(destination.generate(contract.continued("rest", whole, done)))
     after = destination.stats()
     assert rest[0].cached_tokens == handle.num_tokens
     assert after.tokens_prefilled - before.tokens_prefilled == 1

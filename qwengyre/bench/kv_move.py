@@ -20,7 +20,7 @@ from qwengyre.bench.output import say
 from qwengyre.cli.json_output import JsonTarget, write_json
 
 if TYPE_CHECKING:
-    from qwengyre.engines.api import Engine, GenerateRequest, TokenChunk
+    from qwengyre.engines.api import GenerateRequest, Serving, TokenChunk
     from qwengyre.transfer.api import Carrier
 
 OUTPUT_TOKENS: Final = 160
@@ -42,8 +42,8 @@ class Moved(NamedTuple):
 class Pair(Protocol):
     """Two engines, and what they cost."""
 
-    source: Engine
-    destination: Engine
+    source: Serving
+    destination: Serving
 
     def others_cpu_s(self) -> float:
         """CPU seconds so far of what computes in processes of its own."""
@@ -200,7 +200,7 @@ def _request(name: str, token_ids: bytes, max_tokens: int) -> GenerateRequest:
     return GenerateRequest(name, token_ids, Sampling(0.0, max_tokens, (), 0))
 
 
-async def _tokens(engine: Engine, request: GenerateRequest) -> list[int]:
+async def _tokens(engine: Serving, request: GenerateRequest) -> list[int]:
     async with aclosing(engine.generate(request)) as stream:
         return [token for chunk in await _collect(stream) for token in chunk.token_ids]
 

@@ -22,7 +22,8 @@ import msgspec
 from qwengyre.cell import api
 from qwengyre.cell.home import Home, RanksElsewhere
 from qwengyre.cell.kinds import CellParts, build_parts
-from qwengyre.core.errors import CellFailed, QwenGyreError, TrainerError, TransferError
+from qwengyre.core.errors import CellFailed, EngineError, QwenGyreError, TrainerError, TransferError
+from qwengyre.engines.api import CellEngine
 from qwengyre.engines.config import EngineConfig
 from qwengyre.rpc.processes import announce
 from qwengyre.rpc.server import Server, Service
@@ -135,6 +136,13 @@ class Cell:
         assert self._trainer is not None, "what needs a trainer is refused before"
         return self._trainer
 
+    @property
+    def own_engine(self) -> CellEngine:
+        """Raises EngineError when the cell has no say over the engine's weights and memory."""
+        if not isinstance(self.engine, CellEngine):
+            raise EngineError("the weights of this engine are elsewhere: only a training engine takes others")
+        return self.engine
+
     async def on_trainer(self, job: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._trainer_thread, job)
 
@@ -159,14 +167,14 @@ class Cell:
 
     async def enter_training(self, op: api.EnterTraining) -> api.Done:
         phases_s: dict[str, float] = {}
-        await self._phase("offload_engine", self.engine.offload(), phases_s)
+        await self._phase("offload_engine", self.own_engine.offload(), phases_s)
         await self._phase("restore_trainer", self.on_trainer(self.trainer.restore), phases_s)
         return api.Done(phases_s)
 
     async def enter_rollout(self, op: api.EnterRollout) -> api.Done:
         phases_s: dict[str, float] = {}
         await self._phase("offload_trainer", self.on_trainer(self.trainer.offload), phases_s)
-        await self._phase("restore_engine", self.engine.restore(op.snapshot, op.version), phases_s)
+        await self._phase("restore_engine", self.own_engine.restore(op.snapshot, op.version), phases_s)
         return api.Done(phases_s)
 
     async def _phase(self, name: str, job: Awaitable[None], phases_s: dict[str, float]) -> None:
@@ -226,11 +234,12 @@ class Cell:
 
     async def update_weights(self, op: api.UpdateWeights) -> api.Done:
         started = time.monotonic()
-        await self.engine.pause("keep")
+        engine = self.own_engine
+        await engine.pause("keep")
         try:
-            await self.engine.update_weights(op.snapshot, op.version)
+            await engine.update_weights(op.snapshot, op.version)
         finally:
-            await self.engine.resume()
+            await engine.resume()
         return api.Done({"update_weights": time.monotonic() - started})
 
     async def save_checkpoint(self, op: api.SaveCheckpoint) -> api.Done:

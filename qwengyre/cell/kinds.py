@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from qwengyre.cell.home import Home
 from qwengyre.core.errors import ConfigError
-from qwengyre.engines.api import Engine
+from qwengyre.engines.api import CellEngine, Serving
 from qwengyre.engines.config import EngineConfig
 from qwengyre.paced.plan import PacedPlan
 from qwengyre.trainer.api import CellTrainer
@@ -16,7 +16,8 @@ from qwengyre.trainer.config import TrainerConfig
 
 
 class CellParts(NamedTuple):
-    engine: Engine
+    engine: Serving
+    """A CellEngine, unless the weights are elsewhere."""
     trainer: CellTrainer | None
     """None in a standalone engine."""
 
@@ -26,7 +27,7 @@ def build_parts(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig | 
 
     The engine starts first: vLLM's process on a CPU is forked off this one, while nothing else has threads yet.
     """
-    kinds: dict[str, tuple[Callable[..., Engine], Callable[..., CellTrainer]]] = {
+    kinds: dict[str, tuple[Callable[..., Serving], Callable[..., CellTrainer]]] = {
         "embedded": (_embedded, _trainer),
         "vllm": (_vllm, _trainer),
         "paced": (_paced_engine, _paced_trainer),
@@ -39,7 +40,7 @@ def build_parts(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig | 
     return CellParts(started, None if trainer is None else start_trainer(model_dir, engine, trainer, home))
 
 
-def _embedded(model_dir: Path, engine: EngineConfig, home: Home) -> Engine:
+def _embedded(model_dir: Path, engine: EngineConfig, home: Home) -> CellEngine:
     import torch
 
     from qwengyre.engines.embedded import EmbeddedEngine
@@ -48,7 +49,7 @@ def _embedded(model_dir: Path, engine: EngineConfig, home: Home) -> Engine:
     return EmbeddedEngine(model_dir, home.carrier, engine)
 
 
-def _vllm(model_dir: Path, engine: EngineConfig, home: Home) -> Engine:
+def _vllm(model_dir: Path, engine: EngineConfig, home: Home) -> CellEngine:
     import torch
 
     from qwengyre.engines.vllm.launch import require_vllm
@@ -60,7 +61,7 @@ def _vllm(model_dir: Path, engine: EngineConfig, home: Home) -> Engine:
     return VLLMEngine(model_dir, engine, home.place)
 
 
-def _paced_engine(model_dir: Path, engine: EngineConfig, home: Home) -> Engine:
+def _paced_engine(model_dir: Path, engine: EngineConfig, home: Home) -> CellEngine:
     from tokenizers import Tokenizer
 
     from qwengyre.paced.engine import PacedEngine
@@ -69,7 +70,7 @@ def _paced_engine(model_dir: Path, engine: EngineConfig, home: Home) -> Engine:
     return PacedEngine(PacedPlan.read(engine.paced_plan), tokenizer, home.carrier, engine)
 
 
-def _served(model_dir: Path, engine: EngineConfig, home: Home) -> Engine:
+def _served(model_dir: Path, engine: EngineConfig, home: Home) -> Serving:
     from qwengyre.engines.completions import CompletionsEngine, open_http
 
     return CompletionsEngine(open_http(engine.url), engine.served_as, max_context_tokens=engine.max_context_tokens)

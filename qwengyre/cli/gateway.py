@@ -20,7 +20,7 @@ from qwengyre.cli.output import say
 from qwengyre.config.load import loads
 from qwengyre.core.errors import ConfigError, EngineError, EngineUnavailable
 from qwengyre.core.ids import ExecutionId, ServerId
-from qwengyre.engines.api import Engine
+from qwengyre.engines.api import Serving
 from qwengyre.engines.completions import CompletionsEngine, ServedModel, choose_served, open_http
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
@@ -91,7 +91,7 @@ def serve(
     @contextlib.asynccontextmanager
     async def engine() -> AsyncIterator[Served]:
         async with open_engine(model, settings.engine) as opened:
-            yield Served(opened, model.name or "policy", opened.capabilities().max_context_tokens)
+            yield Served(opened, model.name or "policy", settings.engine.max_context_tokens)
 
     run_alone(config, engine, execution or ["main"], temperature)
 
@@ -141,7 +141,7 @@ class Target(msgspec.Struct, frozen=True):
 class Served(NamedTuple):
     """An engine, and what it serves."""
 
-    engine: Engine
+    engine: Serving
     model: str
     max_context_tokens: int
 

@@ -18,7 +18,7 @@ from qwengyre.cli.output import say
 from qwengyre.core.errors import ConfigError, EngineError
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.core.records import Outcome
-from qwengyre.engines.api import Engine
+from qwengyre.engines.api import Serving
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
 from qwengyre.gateway.gateway import Execution
@@ -121,9 +121,9 @@ async def _run(trial: Trial) -> Outcome:
             gateway=trial.gateway,
         )
         server = GatewayServer(config)
-        async with _engine(trial) as engine, server:
+        async with _engine(trial) as (engine, most), server:
             await server.gateway.set_server(SERVER, engine)
-            most = min(trial.gateway.max_context_tokens, engine.capabilities().max_context_tokens)
+            most = min(trial.gateway.max_context_tokens, most)
             execution = await server.gateway.open(_opened(trial, most))
             execution.route.set(SERVER)
             address = Gateway(str(config.harness_socket), f"http://127.0.0.1:{server.listening.port}")
@@ -176,7 +176,8 @@ class Output:
 
 
 @contextlib.asynccontextmanager
-async def _engine(trial: Trial) -> AsyncIterator[Engine]:
+async def _engine(trial: Trial) -> AsyncIterator[tuple[Serving, int]]:
+    """What answers the calls, and the longest context that it takes."""
     if trial.url:
         from qwengyre.engines.completions import CompletionsEngine, choose_served, open_http
 
@@ -186,12 +187,12 @@ async def _engine(trial: Trial) -> AsyncIterator[Engine]:
             except EngineError as error:
                 raise ConfigError(str(error), key="--engine") from error
             most = served.max_model_len or trial.gateway.max_context_tokens
-            yield CompletionsEngine(http, served.id, max_context_tokens=most)
+            yield CompletionsEngine(http, served.id, max_context_tokens=most), most
         return
     from qwengyre.cli.engine_here import open_engine
 
     async with open_engine(trial.model_dir, trial.engine) as engine:
-        yield engine
+        yield engine, trial.engine.max_context_tokens
 
 
 def _opened(trial: Trial, max_context_tokens: int) -> Opened:

@@ -23,3 +23,10 @@ def pack(values: Sequence[float] | np.ndarray, dtype: np.dtype) -> bytes:
 def unpack(data: bytes | bytearray, dtype: np.dtype) -> np.ndarray:
     """A read-only view of `data`; copy before writing."""
     return np.frombuffer(data, dtype=dtype)
+
+
+def common_prefix(a_T: np.ndarray, b_T: np.ndarray) -> int:
+    """Number of leading tokens that two rows share."""
+    num_tokens = min(len(a_T), len(b_T))
+    differs = a_T[:num_tokens] != b_T[:num_tokens]
+    return int(differs.argmax()) if differs.any() else num_tokens

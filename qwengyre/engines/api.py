@@ -1,12 +1,14 @@
 """What every engine does. Engines see only tokens; text is the gateway's business.
 
-An engine lives in a cell's process. The gateway reaches it through the cell's data plane (`engines/server.py`).
+`Serving` is what the gateway needs; `CellEngine` is what a cell needs beside it. An engine computes in the process of its cell
+(`embedded`, `paced`), in one beside it (`vllm`), or on a server of somebody else (`completions.py`). The gateway reaches the engine of a
+cell over a connection (`engines/server.py`, `engines/remote.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -48,7 +50,6 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     token_ids: bytes
     """int32 prompt, with what was generated so far when this is a continuation."""
     sampling: Sampling
-    kv: KVHandle | None = None
 
 
 class TokenChunk(msgspec.Struct, frozen=True):
@@ -65,11 +66,10 @@ class TokenChunk(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
+    """Calls in the engine."""
+
     running: int
     waiting: int
-    kv_blocks_free: int
-    kv_blocks_total: int
-    kv_bytes_total: int
 
 
 class EngineStats(msgspec.Struct, frozen=True):
@@ -85,18 +85,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Why the engine ended without being asked to: it serves nothing any more, though its process lives."""
 
 
-class Capabilities(msgspec.Struct, frozen=True):
-    engine: str
-    fingerprint: str
-    max_context_tokens: int
-    moves_kv: bool
-    exact_logprobs: bool
-    cache_tokens: int = 1
-    """The engine's own prefix cache finds multiples of this; a moved prefix is found to the token."""
-
-
-class Engine(Protocol):
-    """Methods are safe to call from the event loop; none blocks it. Raises the EngineError family of core/errors."""
+class Serving(Protocol):
+    """What answers calls. Methods are safe to call from the event loop; none blocks it. Raises the EngineError family of core/errors."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         """Stream the tokens. The last chunk has a finish_reason; an abort ends with "abort" after the partial tokens.
@@ -109,18 +99,8 @@ class Engine(Protocol):
         """Stop these requests; returns when none of them writes KV any more."""
         ...
 
-    async def pause(self, mode: Literal["keep", "abort"]) -> None:
-        """Stop between two tokens. "keep" holds the running requests for `resume`."""
-        ...
-
-    async def resume(self) -> None: ...
-
-    async def update_weights(self, snapshot: Exposure, version: int) -> None:
-        """Read the snapshot one-sidedly, in place. Running (paused) requests get their KV computed again."""
-        ...
-
     async def export_kv(self, token_ids: bytes) -> KVHandle | None:
-        """Pin the longest cached prefix of `token_ids` at the present version; None if nothing is cached."""
+        """Pin the longest cached prefix of `token_ids` at the present version; None if nothing is cached or nothing can be read."""
         ...
 
     async def import_kv(self, handle: KVHandle) -> int:
@@ -131,6 +111,25 @@ class Engine(Protocol):
         """The destination has confirmed (or will never read): unpin. Unknown handles are ignored."""
         ...
 
+    def capacity(self) -> Capacity: ...
+    def stats(self) -> EngineStats: ...
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class CellEngine(Serving, Protocol):
+    """An engine whose weights and memory are those of its cell: it takes published weights, and makes room for the trainer."""
+
+    async def pause(self, mode: Literal["keep", "abort"]) -> None:
+        """Stop between two tokens. "keep" holds the running requests for `resume`."""
+        ...
+
+    async def resume(self) -> None: ...
+
+    async def update_weights(self, snapshot: Exposure, version: int) -> None:
+        """Read the snapshot one-sidedly, in place. Running (paused) requests get their KV computed again."""
+        ...
+
     async def offload(self) -> None:
         """Give back weights, KV cache and scratch memory; no request may be running."""
         ...
@@ -138,8 +137,3 @@ class Engine(Protocol):
     async def restore(self, snapshot: Exposure, version: int) -> None:
         """Take memory again and read the present weights."""
         ...
-
-    def capacity(self) -> Capacity: ...
-    def capabilities(self) -> Capabilities: ...
-    def stats(self) -> EngineStats: ...
-    async def close(self) -> None: ...

@@ -9,16 +9,15 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import httpx
 import msgspec
 import numpy as np
 
 from qwengyre.core.arrays import TOKEN
-from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable
-from qwengyre.engines.api import Capabilities, Capacity, EngineStats, FinishReason, GenerateRequest, KVHandle, TokenChunk
-from qwengyre.transfer.api import Exposure
+from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused
+from qwengyre.engines.api import Capacity, EngineStats, FinishReason, GenerateRequest, KVHandle, TokenChunk
 
 _REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
 """Any other end (`abort`, `error`) is an answer that is not whole: the call is held and asked again from its last token."""
@@ -57,18 +56,18 @@ def open_http(url: str, key: str | None = None) -> httpx.AsyncClient:
 
 
 class CompletionsEngine:
-    """`http` has the server's base URL (`http://host:port/v1`) and key; `model` is the name it serves under."""
+    """Implements `engines.api.Serving`. `http` has the server's base URL (`http://host:port/v1`) and key; `model` is the name it serves under."""
 
     def __init__(self, http: httpx.AsyncClient, model: str, *, max_context_tokens: int, version: int = 0):
         self._http, self._model = http, model
         self._max_context_tokens, self._version = max_context_tokens, version
         self._requests: dict[str, asyncio.Task[None]] = {}
+        self._is_closed = False
         self._counts = {"tokens_generated": 0, "tokens_prefilled": 0}
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         prompt = np.frombuffer(request.token_ids, TOKEN)
-        if len(prompt) >= self._max_context_tokens:
-            raise ContextOverflow(num_tokens=len(prompt), max_tokens=self._max_context_tokens)
+        self._accept(request.request_id, len(prompt))
         self._counts["tokens_prefilled"] += len(prompt)
         chunks: asyncio.Queue[TokenChunk | EngineError | None] = asyncio.Queue()
         asking = asyncio.create_task(self._ask(request, prompt, chunks))
@@ -81,6 +80,8 @@ class CompletionsEngine:
                 yield item
                 if item.finish_reason is not None:
                     return
+            if self._is_closed:
+                raise EngineUnavailable(f"{self._http.base_url}: this side was closed")
             if asking.cancelled():
                 yield TokenChunk(request.request_id, (), (), self._version, finish_reason="abort")
         finally:
@@ -92,42 +93,17 @@ class CompletionsEngine:
             if request_id in self._requests:
                 self._requests[request_id].cancel()
 
-    async def pause(self, mode: Literal["keep", "abort"]) -> None:
-        if mode == "abort":
-            await self.abort(list(self._requests))
-
-    async def resume(self) -> None:
-        return None
-
-    async def update_weights(self, snapshot: Exposure, version: int) -> None:
-        raise EngineError("this server's weights are its own business: use a training engine")
-
     async def export_kv(self, token_ids: bytes) -> KVHandle | None:
         return None
 
     async def import_kv(self, handle: KVHandle) -> int:
-        raise EngineError("a completions server takes no KV")
+        raise KVRefused("a completions server takes no KV")
 
     async def release(self, handle_id: str) -> None:
         return None
 
-    async def offload(self) -> None:
-        raise EngineError("a completions server cannot be offloaded from here")
-
-    async def restore(self, snapshot: Exposure, version: int) -> None:
-        raise EngineError("a completions server cannot be restored from here")
-
     def capacity(self) -> Capacity:
-        return Capacity(running=len(self._requests), waiting=0, kv_blocks_free=0, kv_blocks_total=0, kv_bytes_total=0)
-
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            engine="completions",
-            fingerprint=self._model,
-            max_context_tokens=self._max_context_tokens,
-            moves_kv=False,
-            exact_logprobs=True,
-        )
+        return Capacity(running=len(self._requests), waiting=0)
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -140,7 +116,17 @@ class CompletionsEngine:
         )
 
     async def close(self) -> None:
+        self._is_closed = True
+        await self.abort(list(self._requests))
         await self._http.aclose()
+
+    def _accept(self, request_id: str, num_tokens: int) -> None:
+        if self._is_closed:
+            raise EngineUnavailable(f"{self._http.base_url}: this side was closed")
+        if request_id in self._requests:
+            raise EngineUnavailable(f"request {request_id} is running already")
+        if num_tokens >= self._max_context_tokens:
+            raise ContextOverflow(num_tokens=num_tokens, max_tokens=self._max_context_tokens - 1)
 
     def _body(self, request: GenerateRequest, prompt: np.ndarray) -> dict:
         """`return_token_ids` is vLLM's; start it with `--logprobs-mode processed_logprobs`, so that they are of what was sampled."""
@@ -148,7 +134,7 @@ class CompletionsEngine:
         return {
             "model": self._model,
             "prompt": prompt.tolist(),
-            "max_tokens": sampling.max_tokens,
+            "max_tokens": min(sampling.max_tokens, self._max_context_tokens - len(prompt)),
             "temperature": sampling.temperature,
             **_PLAIN_SAMPLING,
             "seed": (sampling.seed + sampling.first_index) % (1 << 31),

@@ -24,8 +24,8 @@ import msgspec
 import numpy as np
 import torch
 
-from qwengyre.core.errors import EngineError, EngineUnavailable, KVRefused, QwenGyreError, TransferError
-from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
+from qwengyre.core.errors import EngineError, EngineUnavailable, KVRefused, QwenGyreError
+from qwengyre.engines.api import Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.core import EngineCore
 from qwengyre.engines.served import read_served
@@ -41,7 +41,7 @@ KV_EPOCH = 0
 
 
 class EmbeddedEngine:
-    """A model on the CPU of this process. Implements `engines.api.Engine`.
+    """A model on the CPU of this process. Implements `engines.api.CellEngine`.
 
     Starts with the weights of `model_dir` as version 0; `start_offloaded` starts without memory, for `restore`.
     """
@@ -117,14 +117,9 @@ class EmbeddedEngine:
         await self._do(lambda: self._restore(snapshot, version))
 
     def capacity(self) -> Capacity:
-        """As of the last iteration; 0 blocks when offloaded."""
+        """As of the last iteration."""
         core = self._core
-        if core is None:
-            return Capacity(0, 0, 0, 0, 0)
-        return Capacity(len(core.running), len(core.waiting), core.cache.num_free, self.config.kv_blocks, core.memory.num_bytes)
-
-    def capabilities(self) -> Capabilities:
-        return Capabilities("embedded", self._fingerprint(), self.config.max_context_tokens, moves_kv=True, exact_logprobs=True)
+        return Capacity(0, 0) if core is None else Capacity(len(core.running), len(core.waiting))
 
     def stats(self) -> EngineStats:
         core = self._core
@@ -178,13 +173,7 @@ class EmbeddedEngine:
         return self._core is None or self._paused or not self._core.has_work()
 
     def _submit(self, request: GenerateRequest) -> None:
-        core = self._need_core()
-        if request.kv is not None:
-            try:
-                self._import_kv(request.kv)
-            except (KVRefused, TransferError) as error:
-                log.info("kv_not_imported", extra={"request": request.request_id, "reason": str(error)})
-        core.submit(request)
+        self._need_core().submit(request)
 
     def _abort(self, request_ids: list[str]) -> None:
         if self._core is not None:

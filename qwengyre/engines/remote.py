@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from qwengyre.core.errors import EngineError, EngineUnavailable, QwenGyreError, TransferError, Unreachable
-from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
+from qwengyre.engines.api import Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.wire import (
     Abort,
     Chunks,
@@ -19,25 +19,19 @@ from qwengyre.engines.wire import (
     Failed,
     Imported,
     ImportKV,
-    Offload,
-    Pause,
     Release,
-    Restore,
-    Resume,
     Start,
     Status,
-    UpdateWeights,
 )
 from qwengyre.rpc.client import Client
 from qwengyre.rpc.refusal import rebuild
 from qwengyre.rpc.server import Done
-from qwengyre.transfer.api import Exposure
 
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 
 class RemoteEngine:
-    """Implements `engines.api.Engine` against an EngineServer. Connects at first use, and again after a loss.
+    """Implements `engines.api.Serving` against an EngineServer. Connects at first use, and again after a loss.
 
     A lost connection, or `silence_deadline_s` without a message (the server sends one a second), raises EngineUnavailable
     in every waiting call at once. `deadline_s` bounds one operation.
@@ -101,15 +95,6 @@ class RemoteEngine:
         names = [self._names[request_id] for request_id in request_ids if request_id in self._names]
         await self._ask(Abort(names), Done)
 
-    async def pause(self, mode: Literal["keep", "abort"]) -> None:
-        await self._ask(Pause(mode), Done)
-
-    async def resume(self) -> None:
-        await self._ask(Resume(), Done)
-
-    async def update_weights(self, snapshot: Exposure, version: int) -> None:
-        await self._ask(UpdateWeights(snapshot, version), Done)
-
     async def export_kv(self, token_ids: bytes) -> KVHandle | None:
         return (await self._ask(ExportKV(token_ids), Exported)).handle
 
@@ -119,18 +104,9 @@ class RemoteEngine:
     async def release(self, handle_id: str) -> None:
         await self._ask(Release(handle_id), Done)
 
-    async def offload(self) -> None:
-        await self._ask(Offload(), Done)
-
-    async def restore(self, snapshot: Exposure, version: int) -> None:
-        await self._ask(Restore(snapshot, version), Done)
-
     def capacity(self) -> Capacity:
         """As of the last operation, end of a call or second, whichever came last. Raises EngineUnavailable before the first connection."""
         return self._last_status().capacity
-
-    def capabilities(self) -> Capabilities:
-        return self._last_status().capabilities
 
     def stats(self) -> EngineStats:
         return self._last_status().stats

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from qwengyre.core.errors import QwenGyreError
-from qwengyre.engines.api import Engine, TokenChunk
+from qwengyre.engines.api import Serving, TokenChunk
 from qwengyre.engines.wire import (
     HEARTBEAT_S,
     Abort,
@@ -19,14 +19,9 @@ from qwengyre.engines.wire import (
     Failed,
     Imported,
     ImportKV,
-    Offload,
-    Pause,
     Release,
-    Restore,
-    Resume,
     Start,
     Status,
-    UpdateWeights,
 )
 from qwengyre.rpc.connection import Connection
 from qwengyre.rpc.refusal import describe
@@ -36,7 +31,7 @@ from qwengyre.rpc.server import Done, Server, Service
 class EngineServer:
     """Serves `engine` to peers that know `secret`. Addresses: `tcp://HOST:PORT` (port 0 picks one) or `unix:PATH`."""
 
-    def __init__(self, engine: Engine, *, secret: bytes):
+    def __init__(self, engine: Serving, *, secret: bytes):
         """Raises ConfigError without a secret."""
         self.engine = engine
         self._server = Server(secret, lambda: _Peer(engine))
@@ -59,7 +54,7 @@ class _Peer(Service):
 
     messages = (Start,)
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Serving):
         self.engine = engine
         self._connection: Connection | None = None
         self._tasks: dict[object, asyncio.Task[None]] = {}
@@ -110,7 +105,7 @@ class _Peer(Service):
 
     def _send_status(self) -> None:
         engine = self.engine
-        self._connection.send(Status(engine.capacity(), engine.stats(), engine.capabilities()))
+        self._connection.send(Status(engine.capacity(), engine.stats()))
 
     def _answering(self, operation: Operation) -> Callable[[Any], Awaitable[msgspec.Struct]]:
         """The reply comes after what the operation has changed: tokens of calls that it ended, and the status."""
@@ -125,58 +120,28 @@ class _Peer(Service):
         return answer
 
 
-async def _abort(engine: Engine, asked: Abort) -> Done:
+async def _abort(engine: Serving, asked: Abort) -> Done:
     await engine.abort(asked.request_ids)
     return Done()
 
 
-async def _pause(engine: Engine, asked: Pause) -> Done:
-    await engine.pause(asked.mode)
-    return Done()
-
-
-async def _resume(engine: Engine, asked: Resume) -> Done:
-    await engine.resume()
-    return Done()
-
-
-async def _update_weights(engine: Engine, asked: UpdateWeights) -> Done:
-    await engine.update_weights(asked.snapshot, asked.version)
-    return Done()
-
-
-async def _export_kv(engine: Engine, asked: ExportKV) -> Exported:
+async def _export_kv(engine: Serving, asked: ExportKV) -> Exported:
     return Exported(await engine.export_kv(asked.token_ids))
 
 
-async def _import_kv(engine: Engine, asked: ImportKV) -> Imported:
+async def _import_kv(engine: Serving, asked: ImportKV) -> Imported:
     return Imported(await engine.import_kv(asked.handle))
 
 
-async def _release(engine: Engine, asked: Release) -> Done:
+async def _release(engine: Serving, asked: Release) -> Done:
     await engine.release(asked.handle_id)
     return Done()
 
 
-async def _offload(engine: Engine, asked: Offload) -> Done:
-    await engine.offload()
-    return Done()
-
-
-async def _restore(engine: Engine, asked: Restore) -> Done:
-    await engine.restore(asked.snapshot, asked.version)
-    return Done()
-
-
-Operation = Callable[[Engine, Any], Awaitable[msgspec.Struct]]
+Operation = Callable[[Serving, Any], Awaitable[msgspec.Struct]]
 OPERATIONS: Final[dict[type[msgspec.Struct], Operation]] = {
     Abort: _abort,
-    Pause: _pause,
-    Resume: _resume,
-    UpdateWeights: _update_weights,
     ExportKV: _export_kv,
     ImportKV: _import_kv,
     Release: _release,
-    Offload: _offload,
-    Restore: _restore,
 }

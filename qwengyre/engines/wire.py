@@ -1,21 +1,18 @@
 """What the gateway and a cell's engine say to one another, over the wire of `rpc/`.
 
-    client -> server   requests, each with its reply: Abort, Pause, Resume, UpdateWeights, ExportKV, ImportKV, Release, Offload, Restore
+    client -> server   requests, each with its reply: Abort, ExportKV, ImportKV, Release
                        without a reply: Start (a call)
     server -> client   Status (first, and at least every HEARTBEAT_S), Chunks (of all calls of one turn), Failed
 
-Many calls share one connection, so a turn of the engine costs one frame, not one per call.
+What only a cell may ask of its engine (weights, memory) does not pass here. Many calls share one connection, so a turn of the engine costs one frame, not one per call.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
-from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
+from qwengyre.engines.api import Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.rpc.refusal import Refused
-from qwengyre.transfer.api import Exposure
 
 HEARTBEAT_S = 1.0
 
@@ -26,19 +23,6 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[str]
-
-
-class Pause(msgspec.Struct, frozen=True, tag=True):
-    mode: Literal["keep", "abort"]
-
-
-class Resume(msgspec.Struct, frozen=True, tag=True):
-    pass
-
-
-class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
-    snapshot: Exposure
-    version: int
 
 
 class ExportKV(msgspec.Struct, frozen=True, tag=True):
@@ -61,15 +45,6 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     handle_id: str
 
 
-class Offload(msgspec.Struct, frozen=True, tag=True):
-    pass
-
-
-class Restore(msgspec.Struct, frozen=True, tag=True):
-    snapshot: Exposure
-    version: int
-
-
 class Chunks(msgspec.Struct, frozen=True, tag=True):
     chunks: list[TokenChunk]
 
@@ -84,4 +59,3 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 class Status(msgspec.Struct, frozen=True, tag=True):
     capacity: Capacity
     stats: EngineStats
-    capabilities: Capabilities

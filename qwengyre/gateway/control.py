@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from qwengyre.engines.api import Engine
+from qwengyre.engines.api import Serving
 from qwengyre.gateway.control_api import (
     AddServer,
     ClosedExecution,
@@ -26,7 +26,7 @@ from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import SessionCounts
 from qwengyre.rpc.server import Done, Handlers
 
-Connect = Callable[[AddServer], Engine]
+Connect = Callable[[AddServer], Serving]
 
 
 class Control:

@@ -11,7 +11,7 @@ import msgspec
 
 from qwengyre.core.errors import ConfigError, ContextOverflow, EngineError, ExecutionClosed, JournalError, UnknownExecution
 from qwengyre.core.ids import ExecutionId, ServerId
-from qwengyre.engines.api import Engine
+from qwengyre.engines.api import Serving
 from qwengyre.gateway.answer_log import AnswerLog, Reader
 from qwengyre.gateway.budget import Budget
 from qwengyre.gateway.call import LiveCall
@@ -89,7 +89,7 @@ class Gateway:
         self.executions: dict[ExecutionId, Execution] = {}
         self._journal, self._secret, self._hints = journal, secret, HintReader(rules)
         self._keys: dict[bytes, Execution] = {}
-        self._engines: dict[ServerId, Engine] = {}
+        self._engines: dict[ServerId, Serving] = {}
         self._closed: dict[ExecutionId, Session] = {}
         self._num_sessions = 0
         self._encoding = asyncio.Semaphore(CONCURRENT_ENCODINGS)
@@ -216,13 +216,13 @@ class Gateway:
 
     # --- servers ---------------------------------------------------------------------------------------------------------
 
-    def engine(self, server: ServerId) -> Engine | None:
+    def engine(self, server: ServerId) -> Serving | None:
         return self._engines.get(server)
 
     def servers(self) -> list[ServerId]:
         return list(self._engines)
 
-    async def set_server(self, server: ServerId, engine: Engine | None) -> None:
+    async def set_server(self, server: ServerId, engine: Serving | None) -> None:
         """Add, replace or (None) remove a server; calls that are routed to it go on there, or are held."""
         old = self._engines.pop(server, None)
         if engine is not None:
@@ -434,7 +434,7 @@ def _learn_live(execution: Execution, request: ModelRequest) -> None:
             call.learn_so_far()
 
 
-async def _abort(engine: Engine, request_id: str) -> None:
+async def _abort(engine: Serving, request_id: str) -> None:
     try:
         async with asyncio.timeout(CUT_DEADLINE_S):
             await engine.abort([request_id])

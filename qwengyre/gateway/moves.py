@@ -13,7 +13,7 @@ import logging
 
 from qwengyre.core.errors import EngineError, TransferError
 from qwengyre.core.ids import ServerId
-from qwengyre.engines.api import Engine
+from qwengyre.engines.api import Serving
 from qwengyre.gateway.call import LiveCall
 from qwengyre.gateway.control_api import MoveCalls, Moved
 from qwengyre.gateway.gateway import Execution, Gateway
@@ -74,7 +74,7 @@ def _goes_elsewhere(execution: Execution, to: ServerId | None, source: ServerId,
     return is_its_own and to not in (None, source)
 
 
-async def _stop(engine: Engine | None, running: list[LiveCall], deadline_s: float) -> None:
+async def _stop(engine: Serving | None, running: list[LiveCall], deadline_s: float) -> None:
     """Stop calls and wait for their last tokens. An engine that is gone ends their streams by itself."""
     for call in running:
         call.stop_for_move()
@@ -95,8 +95,8 @@ async def _stop(engine: Engine | None, running: list[LiveCall], deadline_s: floa
 async def _carry(
     execution: Execution,
     running: list[LiveCall],
-    source: Engine | None,
-    destination: Engine | None,
+    source: Serving | None,
+    destination: Serving | None,
     transfers: asyncio.Semaphore,
     count: _Count,
 ) -> None:
@@ -113,7 +113,7 @@ async def _carry(
             count.recomputed += max(0, exported - imported)
 
 
-async def _carry_row(source: Engine, destination: Engine, row: bytes, count: _Count) -> tuple[int | None, int]:
+async def _carry_row(source: Serving, destination: Serving, row: bytes, count: _Count) -> tuple[int | None, int]:
     """Carry the KV of one row; return how many tokens the source had (None if it did not say), and the destination has now.
 
     Nothing is said to a source when the deadline of the move cuts this short: its own deadline for pinned KV frees it.

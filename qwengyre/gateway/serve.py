@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from qwengyre.config.harness_rules import read_harness_rules
-from qwengyre.engines.api import Engine
+from qwengyre.engines.api import Serving
 from qwengyre.engines.remote import RemoteEngine
 from qwengyre.gateway.app import HarnessApp
 from qwengyre.gateway.config import GatewayProcessConfig
@@ -113,5 +113,5 @@ async def serve(config: GatewayProcessConfig) -> None:
         raise server.gateway.broken
 
 
-def connect_engine(asked: AddServer) -> Engine:
+def connect_engine(asked: AddServer) -> Serving:
     return RemoteEngine(asked.address, secret=asked.secret)

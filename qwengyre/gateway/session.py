@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from qwengyre.core.arrays import TOKEN
+from qwengyre.core.arrays import TOKEN, common_prefix
 from qwengyre.core.errors import ContextOverflow
 from qwengyre.core.ids import CallId
 from qwengyre.gateway.call_tokens import CallRows, CallTokens
@@ -262,10 +262,3 @@ def _template_refusals() -> Iterator[None]:
         yield
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise InvalidRequest(f"this model's chat template refuses the conversation: {error}") from error
-
-
-def common_prefix(a_T: np.ndarray, b_T: np.ndarray) -> int:
-    """Number of leading tokens that two rows share."""
-    num_tokens = min(len(a_T), len(b_T))
-    differs = a_T[:num_tokens] != b_T[:num_tokens]
-    return int(differs.argmax()) if differs.any() else num_tokens

@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused, StaleRead
-from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
+from qwengyre.core.arrays import TOKEN, common_prefix
+from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused
+from qwengyre.engines.api import Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.config import EngineConfig
 from qwengyre.paced.plan import PacedPlan
 from qwengyre.transfer.api import Carrier, Exposure
@@ -26,11 +27,10 @@ NUM_CHUNKS: Final = 4
 """Parts in which an answer is streamed: enough to be moved in mid-generation, few enough to cost little."""
 LOGPROB: Final = -1.0
 FINGERPRINT: Final = "paced"
-ONE_BLOCK_BYTES: Final = 4096
 
 
 class PacedEngine:
-    """Implements `engines.api.Engine`. Safe on one event loop."""
+    """Implements `engines.api.CellEngine`. Safe on one event loop."""
 
     def __init__(self, plan: PacedPlan, tokenizer: Tokenizer, carrier: Carrier, config: EngineConfig):
         self._plan, self._tokenizer, self._carrier, self._config = plan, tokenizer, carrier, config
@@ -58,11 +58,14 @@ class PacedEngine:
         call, first = self._plan.call(request.request_id), request.sampling.first_index
         answer = [*self._tokenizer.encode(call.text, add_special_tokens=False).ids, self._end_id]
         token_s, began, sent = call.decode_s / len(answer), time.monotonic(), first
-        stop = min(len(answer), first + request.sampling.max_tokens)
+        room = self._config.max_context_tokens - len(request.token_ids) // TOKEN.itemsize
+        stop = min(len(answer), first + min(request.sampling.max_tokens, room))
         size = -(-len(answer) // NUM_CHUNKS)
         while sent < stop:
             due = min(sent + size, stop)
             await _wait(aborted, began + (due - first) * token_s)
+            if self._is_closed:
+                raise EngineUnavailable("this engine is closed")
             if aborted.is_set():
                 due = min(due, max(sent, first + int((time.monotonic() - began) / token_s)))
             reason = "abort" if aborted.is_set() else "stop" if due == len(answer) else "length" if due == stop else None
@@ -95,7 +98,7 @@ class PacedEngine:
 
     async def export_kv(self, token_ids: bytes) -> KVHandle | None:
         self._need_memory()
-        tokens_T = np.frombuffer(token_ids, np.int32)
+        tokens_T = np.frombuffer(token_ids, TOKEN)
         exposure = self._carrier.expose({"token_ids": tokens_T}, version=self._version, epoch=0)
         handle_id = f"paced/{next(self._numbers)}"
         self._pinned[handle_id] = exposure
@@ -126,11 +129,7 @@ class PacedEngine:
         await self.update_weights(snapshot, version)
 
     def capacity(self) -> Capacity:
-        blocks = 0 if self._is_offloaded else self._config.kv_blocks
-        return Capacity(len(self._aborts), 0, blocks, blocks, blocks * ONE_BLOCK_BYTES)
-
-    def capabilities(self) -> Capabilities:
-        return Capabilities("paced", FINGERPRINT, self._config.max_context_tokens, moves_kv=True, exact_logprobs=False)
+        return Capacity(len(self._aborts), 0)
 
     def stats(self) -> EngineStats:
         return self._stats
@@ -142,19 +141,17 @@ class PacedEngine:
             await self.release(handle_id)
 
     async def _accept(self, request: GenerateRequest) -> int:
-        """Check a request, take its KV; return the prompt tokens that need not be computed."""
+        """Check a request; return the prompt tokens whose KV was imported."""
         self._need_memory()
-        num_tokens = len(request.token_ids) // 4
+        tokens_T = np.frombuffer(request.token_ids, TOKEN)
+        num_tokens = len(tokens_T)
         if num_tokens >= self._config.max_context_tokens:
             raise ContextOverflow(num_tokens=num_tokens, max_tokens=self._config.max_context_tokens - 1)
         if len(self._aborts) >= self._config.max_running:
             raise EngineUnavailable(f"{len(self._aborts)} calls are running, as many as max_running allows")
-        cached = 0
-        if request.kv is not None:
-            try:
-                cached = await self.import_kv(request.kv)
-            except (KVRefused, StaleRead):
-                cached = 0
+        if request.request_id in self._aborts:
+            raise EngineUnavailable(f"request {request.request_id} is running already")
+        cached = max((common_prefix(tokens_T[:-1], imported_T) for imported_T in self._imported), default=0)
         self._count(tokens_cached=cached, tokens_prefilled=max(0, num_tokens - cached))
         return cached
 

@@ -14,8 +14,9 @@ import msgspec
 import numpy as np
 from safetensors.numpy import save_file
 
-from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused, TransferError
-from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
+from qwengyre.core.arrays import common_prefix
+from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused
+from qwengyre.engines.api import Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.model import expected_shapes, read_spec
 from qwengyre.transfer.api import Carrier, Exposure
 
@@ -59,8 +60,11 @@ def scripted_logprob(token: int) -> float:
     return -0.5 - (token % 8) / 8
 
 
+FINGERPRINT = "scripted"
+
+
 class ScriptedEngine:
-    """Implements `engines.api.Engine` with scripted tokens; everything else is kept: versions, pauses, prefixes, moves.
+    """Implements `engines.api.CellEngine` with scripted tokens; everything else is kept: versions, pauses, prefixes, moves.
 
     With `held=True` a request makes tokens only when `grant` allows them, so that a test decides what happens when.
     """
@@ -153,11 +157,11 @@ class ScriptedEngine:
         exposure = self._carrier.expose({"token_ids": tokens[:num_tokens]}, version=self._version, epoch=0)
         handle_id = f"scripted/{next(self._numbers)}"
         self._pinned[handle_id] = exposure
-        return KVHandle(handle_id, exposure, num_tokens, self.capabilities().fingerprint, self._version)
+        return KVHandle(handle_id, exposure, num_tokens, FINGERPRINT, self._version)
 
     async def import_kv(self, handle: KVHandle) -> int:
         self._need()
-        if handle.fingerprint != self.capabilities().fingerprint or handle.version != self._version:
+        if handle.fingerprint != FINGERPRINT or handle.version != self._version:
             raise KVRefused(f"KV of {handle.fingerprint} version {handle.version}, this engine has version {self._version}")
         assert self._carrier is not None
         tokens = self._carrier.read(handle.exposure)["token_ids"]
@@ -179,13 +183,7 @@ class ScriptedEngine:
         await self.update_weights(snapshot, version)
 
     def capacity(self) -> Capacity:
-        total = 0 if self._offloaded else 1024
-        return Capacity(len(self._running), 0, total, total, 0 if self._offloaded else 1 << 20)
-
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            "scripted", "scripted", self._max_context_tokens, moves_kv=self._carrier is not None, exact_logprobs=True
-        )
+        return Capacity(len(self._running), 0)
 
     def stats(self) -> EngineStats:
         return self._counts
@@ -203,11 +201,6 @@ class ScriptedEngine:
             raise ContextOverflow(num_tokens=len(prompt), max_tokens=self._max_context_tokens - 1)
         if request.request_id in self._running:
             raise EngineUnavailable(f"request {request.request_id} is running already")
-        if request.kv is not None:
-            try:
-                await self.import_kv(request.kv)
-            except (KVRefused, TransferError):
-                self._count()
         cached = self._match(prompt[:-1])
         self._running[request.request_id] = prompt
         self.requests.append(request)
@@ -236,7 +229,7 @@ class ScriptedEngine:
         self._cached += [self._running[request_id][:-1] for request_id in request_ids if request_id in self._running]
 
     def _match(self, tokens: np.ndarray) -> int:
-        return max((_common_prefix(tokens, cached) for cached in self._cached), default=0)
+        return max((common_prefix(tokens, cached) for cached in self._cached), default=0)
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -257,12 +250,6 @@ def _reason(output: list[int], stop_token_ids: tuple[int, ...], num_last: int) -
     if output[-1] in stop_token_ids:
         return "stop"
     return "length" if len(output) == num_last else None
-
-
-def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    size = min(len(a), len(b))
-    differs = np.flatnonzero(a[:size] != b[:size])
-    return int(differs[0]) if len(differs) else size
 
 
 TINY_QWEN3 = {

@@ -1,9 +1,13 @@
-"""What every engine must do, whatever it is made of: embedded, of several families, scripted, and embedded in another process's clothes."""
+"""What every engine must do, whatever it is made of.
+
+`bench` is of every engine, `cell_bench` of those over whose weights and memory a cell has a say, `model_bench` of those whose tokens follow
+from the prompt and the seed, and whose KV is that of the prompt.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing
 from functools import cache
 from pathlib import Path
@@ -13,52 +17,89 @@ import numpy as np
 import pytest
 
 from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused, StaleRead
-from qwengyre.engines.api import Engine, GenerateRequest, KVHandle, Sampling, TokenChunk
+from qwengyre.engines.api import CellEngine, GenerateRequest, Sampling, Serving, TokenChunk
+from qwengyre.engines.completions import CompletionsEngine, open_http
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.embedded import EmbeddedEngine
 from qwengyre.engines.remote import RemoteEngine
 from qwengyre.engines.server import EngineServer
+from qwengyre.paced.engine import PacedEngine
+from qwengyre.testing.completions_server import CompletionsServer
 from qwengyre.testing.engines import ScriptedEngine, tiny_parameters, write_tiny_qwen3
 from qwengyre.testing.families import moved_parameters, write_family
+from qwengyre.testing.paced import PLAN
+from qwengyre.testing.tokenizers import byte_tokenizer
 from qwengyre.transfer.api import Exposure
 from qwengyre.transfer.shm import ShmCarrier, cleanup
 
 FAMILIES = ("llama", "gemma3_text", "qwen3_5_text", "qwen3_moe", "deepseek_v3")
 """Embedded, by transformers' own forward: dense, sliding windows, hybrid, mixture, latent attention."""
 MAX_CONTEXT, VOCABULARY = 256, 96
-TOKEN = b"contract"
+SECRET = b"contract"
+CELL_SIDE: dict[str, type[Serving]] = {
+    "embedded": EmbeddedEngine,
+    "scripted": ScriptedEngine,
+    "remote": EmbeddedEngine,
+    **dict.fromkeys(FAMILIES, EmbeddedEngine),
+    "paced": PacedEngine,
+    "completions": CompletionsEngine,
+}
+"""The engine that a cell has; it is the one that the gateway talks to as well, but for `remote`."""
+OF_A_CELL = [kind for kind, engine in CELL_SIDE.items() if issubclass(engine, CellEngine)]
+OF_A_MODEL = [kind for kind in OF_A_CELL if kind != "paced"]
+"""What a paced engine says, its plan says."""
+CONFIG = EngineConfig(
+    max_running=4, max_context_tokens=MAX_CONTEXT, kv_blocks=64, prefill_chunk=24, stream_interval=3, command_deadline_s=30
+)
 
 
 class Bench:
     """Makes engines of one kind, and the snapshots that they read."""
 
+    cache_tokens = 1
+    """The engines' own prefix cache finds multiples of this."""
+
     def __init__(self, kind: str, model_dir: Path, prefix: str):
         self.kind, self.model_dir = kind, model_dir
         self.carrier = ShmCarrier(prefix)
         self._stack = AsyncExitStack()
+        self._behind: dict[Serving, CellEngine] = {}
 
-    async def engine(self) -> Engine:
-        if self.kind == "scripted":
-            engine: Engine = ScriptedEngine(carrier=self.carrier, max_context_tokens=MAX_CONTEXT, tokens_per_chunk=3)
-        else:
-            config = EngineConfig(
-                max_running=4,
-                max_context_tokens=MAX_CONTEXT,
-                kv_blocks=64,
-                prefill_chunk=24,
-                stream_interval=3,
-                command_deadline_s=30,
-            )
-            engine = EmbeddedEngine(self.model_dir, self.carrier, config)
+    async def engine(self, *, holds: bool = False) -> Serving:
+        """With `holds`, a completions server waits after its first token: there is nobody else to hold a call there."""
+        engine = await self._make(holds)
         self._stack.push_async_callback(engine.close)
-        if self.kind != "remote":
-            return engine
-        server = EngineServer(engine, secret=TOKEN)
+        return await self._served_to_others(engine) if self.kind == "remote" else engine
+
+    def cell(self, engine: Serving) -> CellEngine:
+        """The engine as its cell has it."""
+        return self._behind.get(engine, engine)
+
+    async def hold(self, engine: Serving) -> None:
+        """No more tokens; see `holds`."""
+        if self.kind in OF_A_CELL:
+            await self.cell(engine).pause("keep")
+
+    async def _make(self, holds: bool) -> Serving:
+        if self.kind == "scripted":
+            return ScriptedEngine(carrier=self.carrier, max_context_tokens=MAX_CONTEXT, tokens_per_chunk=3)
+        if self.kind == "paced":
+            many = msgspec.structs.replace(CONFIG, max_running=16)  # its calls never wait: one too many is refused
+            return PacedEngine(PLAN, byte_tokenizer(), self.carrier, many)
+        if self.kind == "completions":
+            server = CompletionsServer(lambda prompt: range(1, MAX_CONTEXT), max_model_len=MAX_CONTEXT, held=holds)
+            await self._stack.enter_async_context(server)
+            return CompletionsEngine(open_http(server.url), "policy", max_context_tokens=MAX_CONTEXT)
+        return EmbeddedEngine(self.model_dir, self.carrier, CONFIG)
+
+    async def _served_to_others(self, engine: CellEngine) -> RemoteEngine:
+        server = EngineServer(engine, secret=SECRET)
         address = await server.serve("tcp://127.0.0.1:0")
         self._stack.push_async_callback(server.close)
-        remote = RemoteEngine(address, secret=TOKEN, deadline_s=30)
+        remote = RemoteEngine(address, secret=SECRET, deadline_s=30)
         await remote.connect()
         self._stack.push_async_callback(remote.close)
+        self._behind[remote] = engine
         return remote
 
     def snapshot(self, version: int) -> Exposure:
@@ -85,10 +126,16 @@ def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return lambda kind: folder(kind if kind in FAMILIES else "")
 
 
-@pytest.fixture(params=["embedded", "scripted", "remote", *FAMILIES])
-def bench(request: pytest.FixtureRequest, model_dirs: Callable[[str], Path], prefix: str) -> Iterator[Callable[[], Bench]]:
-    yield lambda: Bench(request.param, model_dirs(request.param), prefix)
-    assert cleanup(prefix) == 0, "an engine left exposed memory behind"
+def _bench_of(kinds: Iterable[str]) -> Callable:
+    @pytest.fixture(params=kinds)
+    def bench(request: pytest.FixtureRequest, model_dirs: Callable[[str], Path], prefix: str) -> Iterator[Callable[[], Bench]]:
+        yield lambda: Bench(request.param, model_dirs(request.param), prefix)
+        assert cleanup(prefix) == 0, "an engine left exposed memory behind"
+
+    return bench
+
+
+bench, cell_bench, model_bench = _bench_of(CELL_SIDE), _bench_of(OF_A_CELL), _bench_of(OF_A_MODEL)
 
 
 def run(bench: Callable[[], Bench], body: Callable[[Bench], Awaitable[None]]) -> None:
@@ -102,16 +149,21 @@ def run(bench: Callable[[], Bench], body: Callable[[Bench], Awaitable[None]]) ->
     asyncio.run(main())
 
 
+def named(name: str) -> str:
+    """A request id: calls of one execution, which the plan of a paced engine knows."""
+    return f"e000000-0/c0#{name}"
+
+
 def request(name: str, *, prompt: int = 40, max_tokens: int = 20, seed: int = 7, stop: tuple[int, ...] = ()) -> GenerateRequest:
     tokens = np.random.default_rng(prompt).integers(0, VOCABULARY, prompt).astype(np.int32)
-    return GenerateRequest(name, tokens.tobytes(), Sampling(1.0, max_tokens, stop, seed))
+    return GenerateRequest(named(name), tokens.tobytes(), Sampling(1.0, max_tokens, stop, seed))
 
 
-def continued(name: str, whole: GenerateRequest, done: list[int], kv: KVHandle | None = None) -> GenerateRequest:
+def continued(name: str, whole: GenerateRequest, done: list[int]) -> GenerateRequest:
     """The rest of `whole`, of which `done` is known."""
     sampling = whole.sampling
     rest = Sampling(sampling.temperature, sampling.max_tokens - len(done), sampling.stop_token_ids, sampling.seed, len(done))
-    return GenerateRequest(name, whole.token_ids + np.array(done, np.int32).tobytes(), rest, kv)
+    return GenerateRequest(named(name), whole.token_ids + np.array(done, np.int32).tobytes(), rest)
 
 
 async def collect(stream: AsyncIterator[TokenChunk]) -> list[TokenChunk]:
@@ -125,18 +177,18 @@ def tokens_of(chunks: list[TokenChunk]) -> list[int]:
 def test_a_stream_ends_once_with_length_and_every_token_has_a_logprob(bench):
     async def body(made: Bench) -> None:
         engine = await made.engine()
-        chunks = await collect(engine.generate(request("a", max_tokens=20)))
-        assert len(tokens_of(chunks)) == 20
+        chunks = await collect(engine.generate(request("a", max_tokens=6)))
+        assert len(tokens_of(chunks)) == 6
         assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
         for chunk in chunks:
-            assert (chunk.request_id, chunk.version) == ("a", 0)
+            assert (chunk.request_id, chunk.version) == (named("a"), 0)
             assert len(chunk.logprobs) == len(chunk.token_ids)
             assert all(logprob <= 0 for logprob in chunk.logprobs)
 
     run(bench, body)
 
 
-def test_a_sampled_stop_token_is_part_of_the_output_and_ends_it(bench):
+def test_a_sampled_stop_token_is_part_of_the_output_and_ends_it(model_bench):
     async def body(made: Bench) -> None:
         engine = await made.engine()
         whole = tokens_of(await collect(engine.generate(request("a"))))
@@ -145,10 +197,10 @@ def test_a_sampled_stop_token_is_part_of_the_output_and_ends_it(bench):
         assert tokens_of(chunks) == whole[: whole.index(stop) + 1]
         assert chunks[-1].finish_reason == "stop"
 
-    run(bench, body)
+    run(model_bench, body)
 
 
-def test_the_same_call_gives_the_same_tokens_in_any_company(bench):
+def test_the_same_call_gives_the_same_tokens_in_any_company(model_bench):
     async def body(made: Bench) -> None:
         engine, other = await made.engine(), await made.engine()
         alone = tokens_of(await collect(engine.generate(request("a"))))
@@ -156,19 +208,19 @@ def test_the_same_call_gives_the_same_tokens_in_any_company(bench):
         together = await asyncio.gather(*(collect(other.generate(one)) for one in [*company, request("a")]))
         assert tokens_of(together[-1]) == alone
 
-    run(bench, body)
+    run(model_bench, body)
 
 
-def test_another_seed_gives_other_tokens(bench):
+def test_another_seed_gives_other_tokens(model_bench):
     async def body(made: Bench) -> None:
         engine = await made.engine()
         one = tokens_of(await collect(engine.generate(request("a", seed=1))))
         assert one != tokens_of(await collect(engine.generate(request("b", seed=2))))
 
-    run(bench, body)
+    run(model_bench, body)
 
 
-def test_a_continuation_draws_what_the_whole_call_would_have_drawn(bench):
+def test_a_continuation_draws_what_the_whole_call_would_have_drawn(model_bench):
     async def body(made: Bench) -> None:
         engine, other = await made.engine(), await made.engine()
         whole = request("a", max_tokens=24)
@@ -176,17 +228,17 @@ def test_a_continuation_draws_what_the_whole_call_would_have_drawn(bench):
         rest = await collect(other.generate(continued("b", whole, expected[:10])))
         assert tokens_of(rest) == expected[10:]
 
-    run(bench, body)
+    run(model_bench, body)
 
 
 def test_an_abort_ends_with_the_partial_tokens(bench):
     async def body(made: Bench) -> None:
-        engine = await made.engine()
+        engine = await made.engine(holds=True)
         whole = request("a", max_tokens=200)
-        expected = tokens_of(await collect(engine.generate(whole)))
+        expected = tokens_of(await collect((await made.engine()).generate(whole)))
         async with aclosing(engine.generate(whole)) as stream:
             chunks = [await anext(stream)]
-            await engine.abort(["a", "unknown"])
+            await engine.abort([named("a"), "unknown"])
             chunks += [chunk async for chunk in stream]
         assert chunks[-1].finish_reason == "abort"
         partial = tokens_of(chunks)
@@ -197,71 +249,86 @@ def test_an_abort_ends_with_the_partial_tokens(bench):
     run(bench, body)
 
 
-def test_pause_keep_makes_no_token_until_resume(bench):
+def test_pause_keep_makes_no_token_until_resume(model_bench):
     async def body(made: Bench) -> None:
         engine = await made.engine()
         expected = tokens_of(await collect(engine.generate(request("x", max_tokens=200))))
         async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
             chunks = [await anext(stream)]
-            await engine.pause("keep")
+            await made.cell(engine).pause("keep")
             await engine.release("unknown")
             before = engine.stats().tokens_generated
             for _ in range(5):
                 await engine.release("unknown")
             assert engine.stats().tokens_generated == before
-            await engine.resume()
+            await made.cell(engine).resume()
             chunks += [chunk async for chunk in stream]
         assert tokens_of(chunks) == expected
 
-    run(bench, body)
+    run(model_bench, body)
 
 
-def test_pause_abort_ends_every_call(bench):
+def test_pause_abort_ends_every_call(cell_bench):
     async def body(made: Bench) -> None:
         engine = await made.engine()
         streams = [asyncio.create_task(collect(engine.generate(request(f"a{index}", max_tokens=200)))) for index in range(6)]
         async with aclosing(engine.generate(request("last", max_tokens=200))) as stream:
             await anext(stream)
-            await engine.pause("abort")
+            await made.cell(engine).pause("abort")
             assert [chunk async for chunk in stream][-1].finish_reason == "abort"
-        assert {(await task)[-1].finish_reason for task in streams} <= {"abort", "length"}
+        assert {(await task)[-1].finish_reason for task in streams} <= {"abort", "length", "stop"}
 
-    run(bench, body)
+    run(cell_bench, body)
 
 
-def test_a_publish_never_lies_inside_a_chunk(bench):
+def test_a_publish_never_lies_inside_a_chunk(cell_bench):
     async def body(made: Bench) -> None:
         engine = await made.engine()
         async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
             chunks = [await anext(stream)]
-            await engine.pause("keep")
-            await engine.update_weights(made.snapshot(1), 1)
-            await engine.resume()
+            await made.cell(engine).pause("keep")
+            await made.cell(engine).update_weights(made.snapshot(1), 1)
+            await made.cell(engine).resume()
             chunks += [chunk async for chunk in stream]
         versions = [chunk.version for chunk in chunks if chunk.token_ids]
         assert versions == sorted(versions)
         assert set(versions) == {0, 1}
+        assert chunks[-1].finish_reason in ("length", "stop")
+
+    run(cell_bench, body)
+
+
+def test_running_calls_are_computed_again_at_a_publish(model_bench):
+    async def body(made: Bench) -> None:
+        engine = await made.engine()
+        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+            chunks = [await anext(stream)]
+            await made.cell(engine).pause("keep")
+            await made.cell(engine).update_weights(made.snapshot(1), 1)
+            await made.cell(engine).resume()
+            chunks += [chunk async for chunk in stream]
         assert len(tokens_of(chunks)) == 200
         assert engine.stats().tokens_recomputed_at_publish >= 40
 
-    run(bench, body)
+    run(model_bench, body)
 
 
-def test_a_call_moves_with_its_kv_and_goes_on_as_if_nothing_had_happened(bench):
+def test_a_call_moves_with_its_kv_and_goes_on_as_if_nothing_had_happened(model_bench):
     async def body(made: Bench) -> None:
         source, destination = await made.engine(), await made.engine()
         whole = request("a", prompt=50, max_tokens=150)
         expected = tokens_of(await collect((await made.engine()).generate(whole)))
         async with aclosing(source.generate(whole)) as stream:
             chunks = [await anext(stream)]
-            await source.abort(["a"])
+            await source.abort([named("a")])
             chunks += [chunk async for chunk in stream]
         done = tokens_of(chunks)
         handle = await source.export_kv(continued("b", whole, done).token_ids)
         assert handle is not None
-        await source.offload()
+        await made.cell(source).offload()
         before = destination.stats()
-        rest = await collect(destination.generate(continued("b", whole, done, handle)))
+        await destination.import_kv(handle)
+        rest = await collect(destination.generate(continued("b", whole, done)))
         await source.release(handle.handle_id)
         assert done + tokens_of(rest) == expected
         known = 50 + len(done)
@@ -272,27 +339,26 @@ def test_a_call_moves_with_its_kv_and_goes_on_as_if_nothing_had_happened(bench):
         assert after.tokens_prefilled - before.tokens_prefilled <= 1
         assert after.tokens_imported - before.tokens_imported == known - 1
 
-    run(bench, body)
+    run(model_bench, body)
 
 
-def test_kv_of_another_version_is_refused_and_computed_again(bench):
+def test_kv_of_another_version_is_refused_and_computed_again(model_bench):
     async def body(made: Bench) -> None:
         source, destination = await made.engine(), await made.engine()
         await collect(source.generate(request("a", max_tokens=2)))
         handle = await source.export_kv(request("a").token_ids)
         assert handle is not None
-        await destination.update_weights(made.snapshot(1), 1)
+        await made.cell(destination).update_weights(made.snapshot(1), 1)
         with pytest.raises(KVRefused):
             await destination.import_kv(handle)
-        moved = request("b", max_tokens=2)
-        chunks = await collect(destination.generate(GenerateRequest("b", moved.token_ids, moved.sampling, handle)))
+        chunks = await collect(destination.generate(request("b", max_tokens=2)))
         assert chunks[0].cached_tokens == 0
         assert len(tokens_of(chunks)) == 2
 
-    run(bench, body)
+    run(model_bench, body)
 
 
-def test_kv_of_another_model_dtype_or_layout_is_refused_and_computed_again(bench):
+def test_kv_of_another_model_dtype_or_layout_is_refused_and_computed_again(model_bench):
     async def body(made: Bench) -> None:
         source, destination = await made.engine(), await made.engine()
         expected = tokens_of(await collect(source.generate(request("a", max_tokens=2))))
@@ -301,18 +367,18 @@ def test_kv_of_another_model_dtype_or_layout_is_refused_and_computed_again(bench
         foreign = msgspec.structs.replace(handle, fingerprint="another")
         with pytest.raises(KVRefused):
             await destination.import_kv(foreign)
-        moved, before = request("b", max_tokens=2), destination.stats()
-        chunks = await collect(destination.generate(GenerateRequest("b", moved.token_ids, moved.sampling, foreign)))
+        before = destination.stats()
+        chunks = await collect(destination.generate(request("b", max_tokens=2)))
         await destination.release("unknown")
         assert tokens_of(chunks) == expected
         assert chunks[0].cached_tokens == 0
         assert destination.stats().tokens_imported == before.tokens_imported
         assert destination.stats().tokens_prefilled - before.tokens_prefilled == 40
 
-    run(bench, body)
+    run(model_bench, body)
 
 
-def test_released_kv_cannot_be_read(bench):
+def test_released_kv_cannot_be_read(model_bench):
     async def body(made: Bench) -> None:
         source, destination = await made.engine(), await made.engine()
         await collect(source.generate(request("a", max_tokens=2)))
@@ -323,31 +389,30 @@ def test_released_kv_cannot_be_read(bench):
         with pytest.raises(StaleRead):
             await destination.import_kv(handle)
 
-    run(bench, body)
+    run(model_bench, body)
 
 
-def test_nothing_is_exported_of_what_was_never_computed(bench):
+def test_nothing_is_exported_of_what_was_never_computed(model_bench):
     async def body(made: Bench) -> None:
         engine = await made.engine()
         assert await engine.export_kv(request("a").token_ids) is None
         await collect(engine.generate(request("a", max_tokens=2)))
-        await engine.update_weights(made.snapshot(1), 1)
+        await made.cell(engine).update_weights(made.snapshot(1), 1)
         assert await engine.export_kv(request("a").token_ids) is None
 
-    run(bench, body)
+    run(model_bench, body)
 
 
-def test_the_next_turn_finds_its_prefix(bench):
+def test_the_next_turn_finds_its_prefix(model_bench):
     async def body(made: Bench) -> None:
         engine = await made.engine()
         first = request("a", prompt=50, max_tokens=9)
         known = first.token_ids + np.array(tokens_of(await collect(engine.generate(first))), np.int32).tobytes()
-        longer = GenerateRequest("b", known + np.arange(5, dtype=np.int32).tobytes(), first.sampling)
+        longer = GenerateRequest(named("b"), known + np.arange(5, dtype=np.int32).tobytes(), first.sampling)
         chunks = await collect(engine.generate(longer))
-        piece = engine.capabilities().cache_tokens
-        assert chunks[0].cached_tokens == 58 // piece * piece
+        assert chunks[0].cached_tokens == 58 // made.cache_tokens * made.cache_tokens
 
-    run(bench, body)
+    run(model_bench, body)
 
 
 def test_a_prompt_beyond_the_context_is_refused(bench):
@@ -362,34 +427,32 @@ def test_a_prompt_beyond_the_context_is_refused(bench):
     run(bench, body)
 
 
-def test_an_offloaded_engine_serves_again_after_restore(bench):
+def test_an_offloaded_engine_serves_again_after_restore(cell_bench):
     async def body(made: Bench) -> None:
         engine, other = await made.engine(), await made.engine()
-        await engine.offload()
-        await engine.offload()
-        assert engine.capacity().kv_bytes_total == 0
+        await made.cell(engine).offload()
+        await made.cell(engine).offload()
         with pytest.raises(EngineUnavailable):
             await collect(engine.generate(request("a")))
-        await engine.restore(made.snapshot(3), 3)
-        await other.update_weights(made.snapshot(3), 3)
+        await made.cell(engine).restore(made.snapshot(3), 3)
+        await made.cell(other).update_weights(made.snapshot(3), 3)
         chunks = await collect(engine.generate(request("a")))
         assert {chunk.version for chunk in chunks} == {3}
         assert tokens_of(chunks) == tokens_of(await collect(other.generate(request("a"))))
-        assert engine.capacity().kv_bytes_total > 0
 
-    run(bench, body)
+    run(cell_bench, body)
 
 
-def test_offload_is_refused_while_a_call_runs(bench):
+def test_offload_is_refused_while_a_call_runs(cell_bench):
     async def body(made: Bench) -> None:
         engine = await made.engine()
         async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
             await anext(stream)
-            await engine.pause("keep")
+            await made.cell(engine).pause("keep")
             with pytest.raises(EngineError):
-                await engine.offload()
+                await made.cell(engine).offload()
 
-    run(bench, body)
+    run(cell_bench, body)
 
 
 def test_a_reader_that_goes_away_frees_its_call(bench):
@@ -398,7 +461,6 @@ def test_a_reader_that_goes_away_frees_its_call(bench):
         async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
             await anext(stream)
         await engine.release("unknown")
-        await engine.offload()
         assert engine.capacity().running == 0
 
     run(bench, body)
@@ -429,10 +491,10 @@ def test_a_request_id_runs_once(bench):
 
 def test_close_ends_waiting_calls_with_an_error(bench):
     async def body(made: Bench) -> None:
-        engine = await made.engine()
+        engine = await made.engine(holds=True)
         async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
             await anext(stream)
-            await engine.pause("keep")
+            await made.hold(engine)
             await engine.close()
             with pytest.raises(EngineUnavailable):
                 await collect(stream)
@@ -440,12 +502,12 @@ def test_close_ends_waiting_calls_with_an_error(bench):
     run(bench, body)
 
 
-def test_engines_of_one_model_share_a_fingerprint(bench):
+def test_engines_of_one_model_share_a_fingerprint(model_bench):
     async def body(made: Bench) -> None:
-        one, two = (await made.engine()).capabilities(), (await made.engine()).capabilities()
-        assert one == two
-        assert one.moves_kv
-        assert one.exact_logprobs
-        assert one.max_context_tokens == MAX_CONTEXT
+        handles = []
+        for engine in (await made.engine(), await made.engine()):
+            await collect(engine.generate(request("a", max_tokens=2)))
+            handles.append(await engine.export_kv(request("a").token_ids))
+        assert len({handle.fingerprint for handle in handles}) == 1
 
-    run(bench, body)
+    run(model_bench, body)

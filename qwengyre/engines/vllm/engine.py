@@ -1,4 +1,4 @@
-"""vLLM behind `engines.api.Engine`: an adapter over `AsyncLLM`, the same on a GPU and on a CPU.
+"""vLLM behind `engines.api.CellEngine`: an adapter over `AsyncLLM`, the same on a GPU and on a CPU.
 
     event loop of the cell                     vLLM's process
       generate -> VLLMCall <- AsyncLLM  <--->    engine core (scheduler, GyreConnector)
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused, QwenGyreError, TransferError
-from qwengyre.engines.api import Capabilities, Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
+from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused, QwenGyreError
+from qwengyre.engines.api import Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.model import read_spec
 from qwengyre.engines.vllm import launch
@@ -72,9 +72,6 @@ class VLLMEngine:
         finished = False
         try:
             await self._ready()
-            if request.kv is not None:
-                with contextlib.suppress(KVRefused, TransferError):
-                    await self.import_kv(request.kv)
             self._need_memory()
             pump = asyncio.create_task(self._pump(call), name=call.name)
             self._tasks.add(pump)
@@ -166,24 +163,8 @@ class VLLMEngine:
             await self._load(snapshot, version)
 
     def capacity(self) -> Capacity:
-        """Blocks in use are those of the running calls: what vLLM keeps of ended ones it gives up when it needs them."""
-        if self._offloaded:
-            return Capacity(0, 0, 0, 0, 0)
         running = min(len(self._calls), self.config.max_running)
-        size = self.config.block_size
-        used = sum(-(-call.num_computed // size) for call in self._calls.values())
-        free = max(0, self.config.kv_blocks - used)
-        return Capacity(running, len(self._calls) - running, free, self.config.kv_blocks, launch.kv_bytes(self.config, self.spec))
-
-    def capabilities(self) -> Capabilities:
-        return Capabilities(
-            "vllm",
-            self._fingerprint,
-            self.config.max_context_tokens,
-            moves_kv=True,
-            exact_logprobs=True,
-            cache_tokens=self.config.block_size,
-        )
+        return Capacity(running, len(self._calls) - running)
 
     def stats(self) -> EngineStats:
         busy_s = time.monotonic() - self._busy_since if self._calls else 0.0

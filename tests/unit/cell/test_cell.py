@@ -29,7 +29,7 @@ class FakeEngine:
         return self.now
 
     def capacity(self) -> Capacity:
-        return Capacity(0, 0, 0, 0, 0)
+        return Capacity(0, 0)
 
     async def close(self) -> None: ...
 

@@ -14,10 +14,10 @@ import pytest
 
 from qwengyre.core import errors
 from qwengyre.core.errors import ConfigError, ContextOverflow, EngineUnavailable
-from qwengyre.engines.api import GenerateRequest, Sampling
+from qwengyre.engines.api import GenerateRequest, Sampling, Serving
 from qwengyre.engines.remote import RemoteEngine
 from qwengyre.engines.server import EngineServer
-from qwengyre.engines.wire import Offload, Start, Status
+from qwengyre.engines.wire import Abort, Start, Status
 from qwengyre.rpc.address import parse_address
 from qwengyre.rpc.connection import Connection
 from qwengyre.rpc.frames import HEADER
@@ -45,7 +45,7 @@ def serve(body: Callable[[ScriptedEngine, EngineServer, str], Awaitable[None]], 
     asyncio.run(main())
 
 
-async def tokens(engine: RemoteEngine, name: str, max_tokens: int = 5) -> list[int]:
+async def tokens(engine: Serving, name: str, max_tokens: int = 5) -> list[int]:
     async with aclosing(engine.generate(request(name, max_tokens))) as stream:
         return [token async for chunk in stream for token in chunk.token_ids]
 
@@ -68,12 +68,16 @@ def test_what_a_stranger_says_is_not_heard():
     async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
         where = parse_address(address)
         reader, writer = await asyncio.open_connection(where.host, where.port)
-        order = msgspec.msgpack.encode(Offload())
+        running = asyncio.create_task(tokens(engine, "b"))
+        while not engine.capacity().running:
+            await asyncio.sleep(0)
+        order = msgspec.msgpack.encode(Abort(["b"]))
         writer.write(HEADER.pack(len(order), 1) + order)
         with contextlib.suppress(ConnectionError):
             await reader.read()
         writer.close()
-        assert engine.capacity().kv_bytes_total > 0
+        await engine.grant("b", 5)
+        assert len(await running) == 5
         await engine.grant("a", 5)
         friend = RemoteEngine(address, secret=TOKEN)
         assert len(await tokens(friend, "a")) == 5
@@ -111,7 +115,7 @@ class Silent(Service):
 
     def begin(self, connection: Connection) -> None:
         engine = ScriptedEngine()
-        connection.send(Status(engine.capacity(), engine.stats(), engine.capabilities()))
+        connection.send(Status(engine.capacity(), engine.stats()))
 
 
 def test_a_silent_server_is_given_up():

@@ -12,7 +12,7 @@ import httpx2 as httpx
 import msgspec
 import pytest
 
-from qwengyre.engines.api import Engine
+from qwengyre.engines.api import Serving
 from qwengyre.gateway.app import HarnessApp
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.control import Control
@@ -58,7 +58,7 @@ class Bench:
         """An engine whose n-th call answers `answers[n]`."""
         return ScriptedEngine(replies([self.ids(answer) for answer in answers]), max_context_tokens=100_000, **options)
 
-    async def open(self, execution: str = "e000001-0", *, engine: Engine | None = None, **options: object) -> Execution:
+    async def open(self, execution: str = "e000001-0", *, engine: Serving | None = None, **options: object) -> Execution:
         defaults = {"attempt": 0, "seed": 7, "temperature": 1.0, "trainable": True, "model": "policy"}
         limits = {"max_context_tokens": 1 << 20, "max_tokens_per_call": 1 << 20}
         opened = Opened(**{"session": -1, "execution": execution, **defaults, **limits, **options})

@@ -71,5 +71,5 @@ def test_lost_connection_is_an_engine_that_is_gone():
 
 
 def test_prompt_beyond_the_context_is_refused_here():
-    with pytest.raises(ContextOverflow, match="prompt is too long: 4 tokens > 3 maximum"):
-        asyncio.run(collect(engine(lambda request: httpx.Response(200), max_context_tokens=3), [1, 2, 3, 4]))
+    with pytest.raises(ContextOverflow, match="prompt is too long: 3 tokens > 2 maximum"):
+        asyncio.run(collect(engine(lambda request: httpx.Response(200), max_context_tokens=3), [1, 2, 3]))

@@ -23,10 +23,10 @@ FAST = msgspec.structs.replace(PLAN, executions_s=[[0.05, 5000.0]], num_calls=2)
 PROMPT = np.arange(30, dtype=np.int32)
 
 
-def request(name: str, *, done: list[int] | None = None, max_tokens: int = 64, kv=None) -> GenerateRequest:
+def request(name: str, *, done: list[int] | None = None, max_tokens: int = 64) -> GenerateRequest:
     done = done or []
     ids = np.concatenate([PROMPT, np.array(done, np.int32)]).astype(np.int32)
-    return GenerateRequest(name, ids.tobytes(), Sampling(1.0, max_tokens, (), 0, len(done)), kv)
+    return GenerateRequest(name, ids.tobytes(), Sampling(1.0, max_tokens, (), 0, len(done)))
 
 
 @pytest.fixture
@@ -132,7 +132,8 @@ class TestStream:
                 with pytest.raises(EngineError, match="abort them first"):
                     await made.offload()
                 await made.close()
-                await coming
+                with pytest.raises(EngineUnavailable, match="closed"):
+                    await coming
 
         run(body)
 
@@ -149,8 +150,9 @@ class TestMoves:
         async def body():
             source, destination = engine(), engine()
             handle = await source.export_kv(PROMPT.tobytes())
-            chunks = [chunk async for chunk in destination.generate(request("e000000-0/c0#1", kv=handle))]
-            assert chunks[0].cached_tokens == len(PROMPT)
+            assert await destination.import_kv(handle) == len(PROMPT)
+            chunks = [chunk async for chunk in destination.generate(request("e000000-0/c0#1", done=[1, 2]))]
+            assert chunks[0].cached_tokens == destination.stats().tokens_cached == len(PROMPT)
             assert destination.stats().tokens_imported == len(PROMPT)
             await source.release(handle.handle_id)
 

@@ -12,6 +12,7 @@ from qwengyre.cell.cell import Cell, CellSpec
 from qwengyre.cell.kinds import CellParts
 from qwengyre.core.errors import CellFailed, EngineError, StaleRead, TrainerError
 from qwengyre.engines.config import EngineConfig
+from qwengyre.testing.engines import ScriptedEngine
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
 from qwengyre.transfer.config import TransferConfig
@@ -44,12 +45,10 @@ class Station:
             raise error
 
 
-class Engine:
+class Engine(ScriptedEngine):
     def __init__(self, station: Station):
+        super().__init__()
         self.offload, self.restore = station.offload_engine, station.restore_engine
-
-    async def close(self) -> None:
-        pass
 
 
 class Trainer:
