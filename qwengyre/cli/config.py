@@ -13,7 +13,10 @@ from qwengyre.config.dump import explain as explain_struct
 from qwengyre.core.errors import QwenGyreError
 from qwengyre.runtime.notes import size_of, worth_knowing
 from qwengyre.runtime.run_config import RunConfig, read_run
+from qwengyre.sim.workload import Workload
 
+WORKLOAD: Final = "workload"
+"""Its file is one of its own, no table of the run file."""
 COMMANDS: Final = {
     "explain": ("qwengyre.cli.config:explain", "Print every key with its meaning, type and default."),
     "check": ("qwengyre.cli.config:check", "Find all that is wrong with a run before it is started."),
@@ -22,11 +25,15 @@ COMMANDS: Final = {
 
 def explain(
     only: Annotated[
-        str, typer.Argument(metavar="TABLE-OR-KEY", help="Only this: scheduler, scheduler.steps, or steps, wherever it is.")
+        str,
+        typer.Argument(
+            metavar="TABLE-OR-KEY",
+            help="Only this: scheduler, scheduler.steps, or steps, wherever it is; workload: a workload's keys.",
+        ),
     ] = "",
 ) -> None:
-    """Print every key of a run file with its meaning, type and default."""
-    say_data(explain_struct(RunConfig, only))
+    """Print every key of a run file, or of a workload that `simulate` and `plan` read, with its meaning, type and default."""
+    say_data(explain_struct(Workload) if only == WORKLOAD else explain_struct(RunConfig, only))
 
 
 def check(

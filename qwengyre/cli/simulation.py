@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from qwengyre.cli.output import say
+from qwengyre.config.load import parse_override
 from qwengyre.core.errors import ConfigError
 from qwengyre.dashboard.terminal import SafeConsole
 from qwengyre.sim.compare import Report, effective
@@ -18,7 +19,7 @@ from qwengyre.sim.measured import measured_source
 from qwengyre.sim.planner import Plan, plan_toml
 from qwengyre.sim.results import Drawn, Result, Source
 from qwengyre.sim.settings import POLICY_NAMES
-from qwengyre.sim.workload import Workload, load_workload, plain
+from qwengyre.sim.workload import Workload, load_workload, to_workload
 from qwengyre.telemetry.folder import RunFolder
 
 LEFT_OUT = "Evaluations, for which the run took time too, are left out."
@@ -40,14 +41,11 @@ def read_source(spec: str | None, run: Path | None, overrides: Sequence[str]) ->
 def _overridden(workload: Workload, overrides: Sequence[str]) -> Workload:
     values = msgspec.structs.asdict(workload)
     for override in overrides:
-        key, is_set, text = override.partition("=")
+        key, is_set, _ = override.partition("=")
         if not is_set or key not in values:
             raise ConfigError(f"{override!r} is not KEY=VALUE with one of {', '.join(values)}", key="--set")
-        values[key] = text
-    try:
-        return msgspec.convert(values, Workload, strict=False)
-    except msgspec.ValidationError as error:
-        raise ConfigError(plain(error), key="--set") from None
+        values[key] = parse_override(override)[1]
+    return to_workload(values, file="--set")
 
 
 def read_seeds(text: str) -> list[int]:

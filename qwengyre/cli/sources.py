@@ -11,7 +11,8 @@ WorkloadArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="WORKLOAD",
-        help="A workload: FILE (JSON or TOML), FILE.json:NAME for one of several, or the name of a built-in one.",
+        help="A workload: FILE (JSON or TOML), FILE.json:NAME for one of several, or the name of a built-in one. "
+        "Its keys: qwengyre config explain workload.",
     ),
 ]
 RunOption = Annotated[

@@ -27,8 +27,9 @@ class Mistake(NamedTuple):
 class Converter:
     """Converts one table, and keeps what it found wrong in `mistakes`."""
 
-    def __init__(self, struct: type[msgspec.Struct]):
-        self._struct, self.mistakes = struct, list[Mistake]()
+    def __init__(self, struct: type[msgspec.Struct], name: str = "the run file"):
+        """`name` is what the whole table is called where its keys are listed."""
+        self._struct, self._name, self.mistakes = struct, name, list[Mistake]()
 
     def convert(self, table: dict[str, Any]) -> Any:
         """The Struct, with the default of every key that is wrong; None when it cannot do without one of those."""
@@ -100,7 +101,7 @@ class Converter:
         elsewhere = {key.path[-1]: ".".join(key.path) for key in keys(self._struct)}
         if near := nearest(name, elsewhere, cutoff=0.75):
             return f". Did you mean {elsewhere[near]}?"
-        where = f"[{'.'.join(at)}]" if at else "the run file"
+        where = f"[{'.'.join(at)}]" if at else self._name
         return f". {where} knows: {', '.join(siblings)}"
 
     def _mistake(self, key: KeyPath, message: str) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-import re
 from importlib import resources
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from qwengyre.config.convert import Converter
 from qwengyre.core.errors import ConfigError
 
 
@@ -198,10 +197,22 @@ def load_workload(spec: str) -> tuple[str, Workload]:
         data = several[entry]
     elif entry:
         raise ConfigError(f'has no "workloads" to take {entry!r} from', file=str(path))
-    try:
-        return entry or path.stem, msgspec.convert(data, Workload)
-    except msgspec.ValidationError as error:
-        raise ConfigError(plain(error), file=str(path), key=entry) from None
+    return entry or path.stem, to_workload(data, file=str(path), above=(entry,) if entry else ())
+
+
+def to_workload(table: object, *, file: str, above: tuple[str, ...] = ()) -> Workload:
+    """The workload that a table of keys says; `above` are the keys that it stands under in `file`.
+
+    Raises ConfigError of all that is wrong with it at once.
+    """
+    if not isinstance(table, dict):
+        raise ConfigError("expected a table with the keys of a workload", file=file, key=".".join(above) or None)
+    converter = Converter(Workload, name="A workload")
+    made = converter.convert(table)
+    if made is None or converter.mistakes:
+        mistakes = converter.mistakes
+        raise ConfigError.of_all([ConfigError(m.message, file=file, key=".".join((*above, *m.key)) or None) for m in mistakes])
+    return made
 
 
 def _find(spec: str) -> tuple[Path | None, str | None]:
@@ -222,15 +233,3 @@ def _decode(path: Path) -> object:
         return msgspec.toml.decode(text) if path.suffix == ".toml" else msgspec.json.decode(text)
     except (msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"cannot be read: {error}", file=str(path)) from None
-
-
-def plain(error: msgspec.ValidationError) -> str:
-    """msgspec's message in the reader's words, with the field and, for one that does not exist, the nearest."""
-    message, _, where = str(error).partition(" - at `$.")
-    if unknown := re.match(r"Object contains unknown field `(.*)`", message):
-        near = difflib.get_close_matches(unknown[1], Workload.__struct_fields__, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"A workload knows: {', '.join(Workload.__struct_fields__)}"
-        return f"{unknown[1]}: no such key. {hint}"
-    if missing := re.match(r"Object missing required field `(.*)`", message):
-        return f"{missing[1]}: this key is missing and has no default"
-    return f"{where.rstrip('`')}: {message}" if where else message.removesuffix(" - at `$`")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from qwengyre.cli.config import explain
 from qwengyre.cli.plan import plan
 from qwengyre.cli.simulate import simulate
 from qwengyre.cli.simulation import LEFT_OUT
@@ -83,3 +84,9 @@ def test_plan_refuses_a_negative_cap():
         plan(
             workload="nl122_v1", run=None, max_staleness=-1, seeds="1", override=SHORT, html=Path("plan.html"), json=None, jobs=1
         )
+
+
+def test_the_keys_of_a_workload_are_explained(capsys: pytest.CaptureFixture[str]):
+    explain("workload")
+    printed = capsys.readouterr().out
+    assert "# overall_timeout_h =            must be given" in printed and "# publish_s = 60.0" in printed

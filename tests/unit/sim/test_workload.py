@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from qwengyre.config.shape import Key, keys
 from qwengyre.core.errors import ConfigError
 from qwengyre.sim.durations import Durations
 from qwengyre.sim.settings import Setting, build
@@ -47,11 +48,39 @@ def test_impossible_workloads_are_refused_with_file_and_what_to_change(tmp_path:
     assert str(path) in str(caught.value)
 
 
-def test_a_key_that_is_missing_is_named(tmp_path: Path):
+def test_all_that_is_wrong_is_named_at_once(tmp_path: Path):
     path = tmp_path / "mine.toml"
-    path.write_text("steps = 3\n")
-    with pytest.raises(ConfigError, match=r"mine\.toml: groups_per_step: this key is missing and has no default"):
+    path.write_text('steps = "three"\nmedain_h = 1.0\noptimizer_s = true\n')
+    with pytest.raises(ConfigError) as caught:
         load_workload(str(path))
+    said = str(caught.value)
+    given = {"steps", "optimizer_s"}
+    required = {key.path[0] for key in keys(Workload) if key.default is msgspec.NODEFAULT}
+    for key in required - given:
+        assert f"{path}: {key}: this key is missing and has no default" in said
+    assert f"{path}: steps: expected int, got 'three' (str)" in said
+    assert f"{path}: medain_h: no such key. Did you mean median_h?" in said
+    assert f"{path}: optimizer_s: expected float, got True (bool)" in said
+    assert len(caught.value.mistakes) == len(required - given) + 3
+
+
+def test_one_of_several_workloads_is_named_with_its_keys(tmp_path: Path):
+    path = tmp_path / "several.json"
+    path.write_text(json.dumps({"workloads": {"a": GOOD, "b": {**GOOD, "steps": None, "nodes": "x"}}}))
+    with pytest.raises(ConfigError) as caught:
+        load_workload(f"{path}:b")
+    assert [mistake.key for mistake in caught.value.mistakes] == ["b.steps", "b.nodes"]
+
+
+def test_the_docs_list_every_key_of_a_workload():
+    docs = (Path(__file__).parents[3] / "docs" / "reading-a-simulation.md").read_text()
+    rows = [line for line in docs.splitlines() if line.startswith("| `")]
+    assert rows == [row_of(key) for key in keys(Workload)]
+
+
+def row_of(key: Key) -> str:
+    default = "must be given" if key.default is msgspec.NODEFAULT else f"{key.default:g}"
+    return f"| `{key.path[0]}` | {key.kind} | {default} | {key.doc} |"
 
 
 def test_one_of_several_is_named_after_a_colon(tmp_path: Path):
