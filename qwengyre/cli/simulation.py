@@ -19,6 +19,7 @@ from qwengyre.sim.measured import measured_source
 from qwengyre.sim.planner import Plan, plan_toml
 from qwengyre.sim.results import Drawn, Result, Source
 from qwengyre.sim.settings import POLICY_NAMES
+from qwengyre.sim.units import num_seeds, show_hours
 from qwengyre.sim.workload import Workload, load_workload, to_workload
 from qwengyre.telemetry.folder import RunFolder
 
@@ -59,27 +60,11 @@ def read_seeds(text: str) -> list[int]:
     return seeds
 
 
-def num_seeds(seeds: Sequence[int]) -> str:
-    """
-    >>> num_seeds([7]), num_seeds([7, 8])
-    ('1 seed', '2 seeds')
-    """
-    return f"{len(seeds)} seed{'s' if len(seeds) != 1 else ''}"
-
-
 def read_policies(names: Sequence[str] | None) -> list[str]:
     for name in names or ():
         if name not in POLICY_NAMES:
             raise ConfigError(f"{name!r} is none of {', '.join(POLICY_NAMES)}", key="--policy")
     return list(names or POLICY_NAMES)
-
-
-def show_hours(hours: float) -> str:
-    """
-    >>> show_hours(71.62), show_hours(0.21)
-    ('71.6 h', '12.6 min')
-    """
-    return f"{hours:.1f} h" if hours >= 1 else f"{hours * 60:.1f} min"
 
 
 def print_table(report: Report, workload: Workload) -> None:
@@ -128,7 +113,7 @@ def _plan_cells(result: Result, plan: Plan, workload: Workload) -> list[str]:
         "yes" if setting.two_way else "",
         f"{setting.backlog:g}" if setting.backlog else "",
         show_hours(result.hours),
-        f"{result.hours_min:.1f} - {result.hours_max:.1f}" if result.hours >= 1 else "",
+        f"{show_hours(result.hours_min)} - {show_hours(result.hours_max)}",
         f"{result.staleness_mean:.2f}",
         str(result.staleness_max),
     ]

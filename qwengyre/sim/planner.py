@@ -42,6 +42,8 @@ class Plan(msgspec.Struct, frozen=True):
     """No other finalist, nor the workload as it is, is both faster and fresher; by mean staleness."""
     tried: list[Result]
     """Everything that was simulated, with the first seed only."""
+    first_base: Result
+    """The workload as it is, with the first seed only: what `tried` can be compared with."""
     fresh_base: Result
     fresh_best: Result
     """The workload as it is, and the winner, on as many seeds that nothing was chosen by."""
@@ -65,6 +67,7 @@ def plan(source: Source, seeds: Sequence[int], pool: Executor, *, max_staleness:
     base = simulate(source, [Setting()], seeds, pool)[0]
     cap = base.staleness_max if max_staleness is None else max_staleness
     first = list(seeds)[:1]
+    first_base = simulate(source, [Setting()], first, pool)[0]
     tried = simulate(source, depths(workload, cap), first, pool)
     leaders = [*_fastest(tried, NUM_VARIED), *_thinned(pareto(tried), NUM_VARIED)]
     new = _without(variations(workload, [result.settings for result in leaders]), tried)
@@ -74,7 +77,7 @@ def plan(source: Source, seeds: Sequence[int], pool: Executor, *, max_staleness:
     best = _fastest(finalists, NUM_FINALISTS)
     fresh = [FRESH_FROM + index for index in range(len(seeds))]
     fresh_base, fresh_best = simulate(source, [Setting(), best[0].settings], fresh, pool)
-    return Plan(cap, base, best, pareto([*finalists, base]), tried, fresh_base, fresh_best)
+    return Plan(cap, base, best, pareto([*finalists, base]), tried, first_base, fresh_base, fresh_best)
 
 
 def depths(workload: Workload, cap: int) -> list[Setting]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,45 @@ def test_the_keys_of_a_workload_are_explained(capsys: pytest.CaptureFixture[str]
     explain("workload")
     printed = capsys.readouterr().out
     assert "# overall_timeout_h =            must be given" in printed and "# publish_s = 60.0" in printed
+
+
+BRIEF = [*SHORT, "median_h=0.03", "overall_timeout_h=0.1", "train_node_hours_per_step=0.02", "optimizer_s=0.1", "publish_s=0.2"]
+BRIEF += ["to_training_s=0.1", "to_rollout_s=0.1", "move_stall_s=0.1"]
+
+
+def dots(page: str, css: str) -> list[tuple[float, float]]:
+    """Centers of a chart's circles, in pixels: y grows downwards."""
+    return [(float(x), float(y)) for x, y in re.findall(rf'<circle class="dot {css}" cx="([\d.]+)" cy="([\d.]+)"', page)]
+
+
+def call_plan(folder: Path, seeds: str, override: list[str]) -> str:
+    html = folder / "plan.html"
+    plan(workload="nl122_v1", run=None, max_staleness=1, seeds=seeds, override=override, html=html, json=None, jobs=1)
+    return html.read_text()
+
+
+@pytest.mark.parametrize("override", [SHORT, BRIEF], ids=["hours", "minutes"])
+@pytest.mark.parametrize("seeds", ["1", "3", "7,2"])
+def test_no_dot_of_a_plan_beats_the_line_of_its_front(tmp_path: Path, seeds: str, override: list[str]):
+    page = call_plan(tmp_path, seeds, override)
+    (path,) = re.findall(r'<path class="line series-2" d="M([^"]*L[^"]*|[\d. ]+)"/>', page)
+    front = [tuple(map(float, corner.split())) for corner in path.split(" L")]
+    everything = dots(page, "muted faint") + dots(page, "series-1")
+    assert len(everything) > 10
+    assert dots(page, "series-2") == front
+    for x, y in everything:
+        assert not any(x <= left and y > low for left, low in front), "faster and fresher would be left of and below a corner"
+        assert any(left <= x and low >= y for left, low in front), "every dot is beaten by one on the line, or is on it"
+
+
+def test_a_plan_of_minutes_is_told_in_minutes(tmp_path: Path):
+    page = call_plan(tmp_path, "1", BRIEF)
+    assert "0.0 h" not in page and not re.search(r"\d h\b", page) and re.search(r"\d min\b", page)
+    assert re.search(r"\d h\b", call_plan(tmp_path, "1", SHORT))
+
+
+@pytest.mark.parametrize(("seeds", "said"), [("1", "with 1 seed by"), ("2", "with 2 seeds by")])
+def test_a_comparison_counts_its_seeds_and_minutes(seeds: str, said: str, tmp_path: Path):
+    call_simulate(seeds=seeds, policy=["elastic"], override=BRIEF, html=tmp_path / "out.html")
+    page = (tmp_path / "out.html").read_text()
+    assert said in page and ">minutes</text>" in page and ">hours</text>" not in page and not re.search(r"\d h\b", page)
