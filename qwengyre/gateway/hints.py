@@ -41,13 +41,22 @@ class HintReader:
 
     def __init__(self, rules: Sequence[HarnessRules] = BUILTIN):
         self._rules, self._headers = rules, captured_headers(rules)
-        self._found: dict[tuple[int, int, int], tuple[str, ...]] = {}
+        self._found: dict[tuple[int, ...], tuple[str, ...]] = {}
 
     def read(
-        self, request: ModelRequest, headers: Mapping[str, str], is_fresh: bool, answers: Mapping[CallId, GivenAnswer]
+        self,
+        request: ModelRequest,
+        headers: Mapping[str, str],
+        answers: Mapping[CallId, GivenAnswer],
+        *,
+        is_fresh: bool,
+        num_known: int,
     ) -> RoleHints:
-        """`headers` are lower case. `is_fresh`: no recorded answer stands in this context where it was given."""
-        texts = RequestTexts(system=request.system_text, first_user=request.first_user, last=request.last_block)
+        """`headers` are lower case. `is_fresh`: no recorded answer stands in this context where it was given. `num_known`: its leading
+        turns, up to the last such answer.
+        """
+        new_user = "\n".join(keyed.turn.text for keyed in request.turns[num_known:] if keyed.turn.role == "user")
+        texts = RequestTexts(request.system_text, request.first_user, request.last_block, new_user)
         return RoleHints(
             dialect=request.dialect,
             headers={name: headers[name] for name in self._headers if name in headers},
@@ -62,7 +71,7 @@ class HintReader:
 
     def _markers(self, texts: RequestTexts) -> tuple[str, ...]:
         """Large prompts come again at every call: look once."""
-        key = (hash(texts.system), hash(texts.first_user), hash(texts.last))
+        key = (hash(texts.system), hash(texts.first_user), hash(texts.last), hash(texts.new_user))
         found = self._found.get(key)
         if found is None:
             if len(self._found) >= MAX_FOUND:

@@ -14,7 +14,7 @@ import msgspec
 
 from qwengyre.core.errors import ConfigError
 
-Place = Literal["system", "first_user", "last"]
+Place = Literal["system", "first_user", "new_user", "last"]
 
 
 class Marker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,7 +23,8 @@ class Marker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     """Unique over all harnesses: it is what the journal keeps."""
     place: Place
-    """`system`: all system text; `first_user`: the first user message; `last`: the last text block, if the user's."""
+    """`system`: all system text; `first_user`: the first user message; `new_user`: the user messages after the last answer that was
+    recorded here; `last`: the last text block, if the user's."""
     pattern: str
 
 
@@ -90,6 +91,7 @@ class RequestTexts(msgspec.Struct, frozen=True):
     system: str
     first_user: str
     last: str
+    new_user: str = ""
 
 
 def rules_from_toml(text: str, file: str = "harness rules") -> tuple[HarnessRules, ...]:
@@ -151,7 +153,7 @@ BUILTIN: tuple[HarnessRules, ...] = (
         markers=(
             Marker("qwen-compact-system", "system", r"(?s)<analysis>.*<state_snapshot>.*</state_snapshot>"),
             Marker("qwen-compact-request", "last", r"(?s)<analysis>.*<state_snapshot>"),
-            Marker("qwen-fork", "last", r"(?m)^<fork-boilerplate>$"),
+            Marker("qwen-fork", "new_user", r"(?m)^<fork-boilerplate>$"),
             Marker("qwen-memory", "system", r"(?i)\bacting as the managed (?:[\w-]+ )*memory\b"),
         ),
     ),

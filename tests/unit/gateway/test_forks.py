@@ -87,13 +87,14 @@ def test_context_of_a_fork_that_was_asked_twice_is_its_both_times(bench):
     assert roles(bench, session, [CALL, "Scope: no.", REPORT, "Done."]) == [MAIN, SUB, SUB, MAIN]
 
 
-def test_fork_of_qwen_code_that_reports_in_the_background_is_known_by_its_first_message(bench):
+@pytest.mark.parametrize("rest", [[], [{"role": "assistant", "content": "Understood."}, {"role": "user", "content": "Begin."}]])
+def test_fork_of_qwen_code_that_reports_in_the_background_is_known_by_its_first_message(bench, rest):
     first = {"role": "user", "content": "<fork-boilerplate>\nSTOP.\n</fork-boilerplate>\n\nDirective: look."}
 
     async def session(harness: Harness) -> None:
         harness.agent = "QwenCode/0.24.4 (linux; x64)"
         main = await harness.ask([SYSTEM, TASK])
-        fork = await harness.ask([*main, result(main, "Fork started"), first])
+        fork = await harness.ask([*main, result(main, "Fork started"), first, *rest])
         main = await harness.ask([*main, result(main, "Fork started")])
         fork = await harness.ask([*fork, result(fork, "parser.py")])
         await harness.ask([*main, {"role": "user", "content": f"<task-notification>{fork[-1]['content']}</task-notification>"}])

@@ -119,7 +119,7 @@ class TestForks:
         asked = (plain, (fork, 0), (compact, 1), hints(headers=agent, quotes=[2]), (plain, 0), (compact, 4))
         assert roles_of(*asked) == [MAIN, SUB, SUB_SUMMARY, SUB, MAIN, MAIN_SUMMARY]
         asked_for = "<fork-boilerplate>\nSTOP.\n</fork-boilerplate>\n\nDirective: look"
-        assert find_markers(RequestTexts("", "task", asked_for), BUILTIN) == ("qwen-fork",)
+        assert find_markers(RequestTexts("", "task", "Begin.", asked_for), BUILTIN) == ("qwen-fork",)
 
 
 class TestRules:
