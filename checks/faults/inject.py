@@ -21,12 +21,12 @@ from qwengyre.cell import api
 from qwengyre.cell.cell import CellSpec
 from qwengyre.cli.main import main
 from qwengyre.core.errors import CellFailed
+from qwengyre.core.ids import CORE
 from qwengyre.launchers.local import LocalLauncher, LocalLife
 from qwengyre.runtime import train
 from qwengyre.runtime.controller import Controller
 from qwengyre.runtime.fleet import Fleet, LiveCell
 from qwengyre.runtime.gateway_client import GatewayClient
-from qwengyre.runtime.steps import CORE
 from qwengyre.scheduler import events as ev
 
 INTO_OPERATION_S = (0.004, 0.002, 0.001, 0.0)

@@ -15,7 +15,7 @@ import msgspec
 
 from qwengyre.cli.output import say
 from qwengyre.core.errors import ConfigError
-from qwengyre.core.ids import ExecutionId, GroupId
+from qwengyre.core.ids import ExecutionId, GroupId, group_of
 from qwengyre.gateway.call_tokens import CallRows
 from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
 from qwengyre.journal import read
@@ -62,7 +62,7 @@ class Scores(msgspec.Struct, frozen=True):
 
     def dispatch_of(self, execution: ExecutionId) -> Dispatch | None:
         """None for a gateway that ran alone, whose executions have any name, and for a run that has lost its scores."""
-        return self.dispatches.get(int(execution[1:].partition("-")[0])) if self.dispatches else None
+        return self.dispatches.get(group_of(execution)) if self.dispatches else None
 
     def knows(self, execution: ExecutionId) -> bool:
         return not self.dispatches or self.dispatch_of(execution) is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import Final, NewType
 
 GroupId = NewType("GroupId", int)
 """A rollout group, numbered from 0 in the order of dispatch. Evaluation groups share the numbering."""
@@ -14,6 +14,8 @@ CellId = NewType("CellId", int)
 """A cell, numbered by its place in the fixed order of leaving: 0 is the core."""
 ServerId = NewType("ServerId", str)
 """Anything that serves calls: `cell-3` or `standalone-0`."""
+CORE: Final = CellId(0)
+"""The cell that has the optimizer's state; it leaves rollout first."""
 MicroStepId = NewType("MicroStepId", str)
 LocalPath = NewType("LocalPath", str)
 """A file or folder of this machine in a run file, "" for none. Relative ones are made absolute when the run file is loaded."""
@@ -30,6 +32,31 @@ def execution_id(group: int, index: int) -> ExecutionId:
     'e000012-3'
     """
     return ExecutionId(f"e{group:06d}-{index}")
+
+
+def group_of(execution: ExecutionId) -> GroupId:
+    """Raises ValueError for what `execution_id` never returns.
+
+    >>> group_of(execution_id(12, 3))
+    12
+    """
+    return GroupId(_parts(execution)[0])
+
+
+def index_of(execution: ExecutionId) -> int:
+    """Its place in the group. Raises ValueError for what `execution_id` never returns.
+
+    >>> index_of(execution_id(12, 3))
+    3
+    """
+    return _parts(execution)[1]
+
+
+def _parts(execution: ExecutionId) -> tuple[int, int]:
+    group, _, index = execution.removeprefix("e").partition("-")
+    if not (group.isdecimal() and index.isdecimal()) or execution_id(int(group), int(index)) != execution:
+        raise ValueError(f"{execution!r} is not the id of an execution, such as {execution_id(12, 3)!r}")
+    return int(group), int(index)
 
 
 def cell_server(cell: int) -> ServerId:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from qwengyre.core.errors import CellFailed, NoRoom, ProcessFailed, StaleRead
-from qwengyre.core.ids import ExecutionId, GroupId, MicroStepId, cell_server, execution_id
+from qwengyre.core.ids import CORE, ExecutionId, GroupId, MicroStepId, cell_server, execution_id, group_of
 from qwengyre.core.records import MicroStep, Outcome
 from qwengyre.journal import Journal
 from qwengyre.runtime.driver import Driver, RunClock
@@ -22,7 +22,7 @@ from qwengyre.runtime.give_up import Losses, Patience
 from qwengyre.runtime.observer import Observer
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
 from qwengyre.runtime.records import ExecutionDone, RoleSwitched
-from qwengyre.runtime.steps import CORE, Steps
+from qwengyre.runtime.steps import Steps
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.scheduler import Scheduler
@@ -385,14 +385,6 @@ class Controller:
     async def _restart_all(self, cells: Sequence[int]) -> None:
         await self._unless_lost(self.restart_cell(CORE))
         await asyncio.gather(*(self._unless_lost(self.restart_cell(cell)) for cell in cells if cell != CORE))
-
-
-def group_of(execution: ExecutionId) -> GroupId:
-    """
-    >>> group_of(ExecutionId("e000012-3"))
-    12
-    """
-    return GroupId(int(execution[1:].partition("-")[0]))
 
 
 def members_of(plan: GroupPlan) -> list[ExecutionId]:

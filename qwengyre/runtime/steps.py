@@ -15,7 +15,7 @@ import msgspec
 
 from qwengyre.cell import api
 from qwengyre.core.errors import CellFailed, NonFiniteLoss, StaleRead, TrainerError, TransferError
-from qwengyre.core.ids import MicroStepId
+from qwengyre.core.ids import CORE, MicroStepId
 from qwengyre.core.records import MicroStep
 from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.fleet import Fleet
@@ -27,7 +27,6 @@ from qwengyre.trainer.records import MicroStepStats, StepStats
 from qwengyre.transfer.api import Exposure
 
 log = logging.getLogger(__name__)
-CORE = 0
 REDUCE_TRIES = 3
 READ_AGAIN_S = 0.2
 COMPUTE_TRIES = 3

@@ -19,7 +19,7 @@ from qwengyre.cell import api
 from qwengyre.cell.cell import CellSpec
 from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.core.errors import CellFailed
-from qwengyre.core.ids import ExecutionId
+from qwengyre.core.ids import CORE, ExecutionId
 from qwengyre.core.records import MicroStep
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.journal import Journal, read
@@ -37,7 +37,7 @@ from qwengyre.runtime.prepare import Prepared, keep_policy, prepare
 from qwengyre.runtime.records import ControllerRecord, RunOpened
 from qwengyre.runtime.recovery import recover
 from qwengyre.runtime.run_config import RunConfig
-from qwengyre.runtime.steps import CORE, Steps
+from qwengyre.runtime.steps import Steps
 from qwengyre.sandbox.harness import Gateway
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.scheduler import commands as cmd

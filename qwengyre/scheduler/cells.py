@@ -10,12 +10,10 @@ import heapq
 from enum import Enum
 from typing import Final
 
-from qwengyre.core.ids import CellId, ServerId, cell_server
+from qwengyre.core.ids import CORE, CellId, ServerId, cell_server
 from qwengyre.core.state_machine import advance
 from qwengyre.scheduler.commands import Command, Drain, ReturnToRollout
 from qwengyre.scheduler.events import CellDrained, CellInRollout, CellInTraining, CellLost, CellReturned, Event
-
-CORE: Final = CellId(0)
 
 
 class CellState(Enum):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from qwengyre.scheduler.cells import CORE, Cell, CellState
+from qwengyre.core.ids import CORE
+from qwengyre.scheduler.cells import Cell, CellState
 from qwengyre.scheduler.state import State
 from qwengyre.scheduler.training import StepState
 from qwengyre.scheduler.traits import PolicyName

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
 
 from qwengyre.core.errors import IllegalTransition
-from qwengyre.core.ids import GroupId, execution_id, standalone_server
+from qwengyre.core.ids import CORE, GroupId, execution_id, standalone_server
 from qwengyre.scheduler import events as ev
-from qwengyre.scheduler.cells import CORE, Cell, CellState
+from qwengyre.scheduler.cells import Cell, CellState
 from qwengyre.scheduler.commands import (
     CloseStep,
     Command,

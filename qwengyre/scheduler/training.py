@@ -12,9 +12,8 @@ from typing import Final
 
 from qwengyre.buffer.groups import Group
 from qwengyre.buffer.queue import MicroStepQueue, QueuedMicroStep
-from qwengyre.core.ids import CellId
+from qwengyre.core.ids import CORE, CellId
 from qwengyre.core.state_machine import advance
-from qwengyre.scheduler.cells import CORE
 from qwengyre.scheduler.commands import CloseStep, Command, OpenStep, Publish
 from qwengyre.scheduler.events import CellLost, Event, Published, StepDone, StepOpened, StepReduced
 

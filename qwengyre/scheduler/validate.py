@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from qwengyre.core.errors import InvariantViolated
-from qwengyre.scheduler.cells import CORE, TRANSIT, CellState
+from qwengyre.core.ids import CORE
+from qwengyre.scheduler.cells import TRANSIT, CellState
 from qwengyre.scheduler.policies import Policy
 from qwengyre.scheduler.state import State
 from qwengyre.scheduler.training import StepState

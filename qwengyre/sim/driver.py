@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from qwengyre.core.ids import ExecutionId, MicroStepId
+from qwengyre.core.ids import ExecutionId, MicroStepId, group_of, index_of
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.config import SchedulerConfig
@@ -90,7 +90,7 @@ class SimDriver:
         if live is None:
             return None
         if stamp == OVERALL_TIMEOUT:
-            group, index = _place(execution)
+            group, index = group_of(execution), index_of(execution)
             self._dropped.setdefault(group, []).append(index)
             self.meters.num_dropped += 1
         elif not self.servers.is_due(execution, stamp):
@@ -102,7 +102,7 @@ class SimDriver:
     # --------------------------------------------------------------------------------------------- prices of commands
 
     def _start(self, command: cmd.Start) -> None:
-        group, index = _place(command.execution)
+        group, index = group_of(command.execution), index_of(command.execution)
         unloaded_s = self._unloaded_GN[group][index]
         self.servers.start(command.execution, command.server, self.now, unloaded_s)
         self.meters.start(command.execution, self.now)
@@ -173,12 +173,6 @@ class SimDriver:
 
     def _nothing(self, command: cmd.Command) -> None:
         """Costs no time and needs no answer."""
-
-
-def _place(execution: ExecutionId) -> tuple[int, int]:
-    """Group and index of an execution id; the simulator dispatches training groups only, so group = query."""
-    group, _, index = execution.partition("-")
-    return int(group[1:]), int(index)
 
 
 PRICES: Final[dict[type[cmd.Command], Callable[[SimDriver, Any], None]]] = {

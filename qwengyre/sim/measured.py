@@ -13,6 +13,7 @@ import numpy as np
 
 from qwengyre.config.recorded import RecordedConfig
 from qwengyre.core.errors import ConfigError, JournalError
+from qwengyre.core.ids import group_of
 from qwengyre.gateway.records import Asked, Ended, GatewayRecord, Opened
 from qwengyre.journal import read
 from qwengyre.runtime.records import ControllerRecord, Decided, RunOpened
@@ -97,7 +98,7 @@ class _Journal:
             case ev.ExecutionEnded(at, execution, attempt):
                 if (start := self.started.get((execution, attempt))) is not None:
                     self.lived[execution] = attempt, at - start
-                    self.groups.setdefault(int(execution.partition("-")[0][1:]), []).append(execution)
+                    self.groups.setdefault(group_of(execution), []).append(execution)
             case ev.GroupReady():
                 self.micro_steps[event.group] = event.micro_steps
         if not isinstance(event, ev.Ticketed) or event.ticket not in self._pending:

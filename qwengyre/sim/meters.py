@@ -6,6 +6,7 @@ from bisect import bisect_right
 
 import msgspec
 
+from qwengyre.core.ids import ExecutionId, group_of
 from qwengyre.scheduler.cells import CellState
 from qwengyre.scheduler.commands import TakeGroup
 from qwengyre.scheduler.state import State
@@ -58,7 +59,7 @@ class Meters:
         self._token_staleness = 0.0
         self._num_tokens = 0.0
         self._spans: dict[int, list[tuple[float, float]]] = {}
-        self._started: dict[str, float] = {}
+        self._started: dict[ExecutionId, float] = {}
         self._published_at: list[float] = []
         self._versions: list[int] = []
         self._version_s: list[float] = []
@@ -105,12 +106,11 @@ class Meters:
                     self._roles.append(RoleSpan(cell.cell, before.value, since, at))
                 self._since[cell.cell] = cell.state, at
 
-    def start(self, execution: str, at: float) -> None:
+    def start(self, execution: ExecutionId, at: float) -> None:
         self._started[execution] = at
 
-    def end(self, execution: str, at: float) -> None:
-        group = int(execution.partition("-")[0][1:])
-        self._spans.setdefault(group, []).append((self._started.pop(execution), at))
+    def end(self, execution: ExecutionId, at: float) -> None:
+        self._spans.setdefault(group_of(execution), []).append((self._started.pop(execution), at))
 
     def take(self, command: TakeGroup) -> None:
         """Count the staleness of a group, and of its tokens, taken as made evenly over each execution."""

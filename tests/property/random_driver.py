@@ -8,10 +8,10 @@ from collections import Counter
 import msgspec
 import numpy as np
 
-from qwengyre.core.ids import CellId
+from qwengyre.core.ids import CORE, CellId
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
-from qwengyre.scheduler.cells import CORE, CellState
+from qwengyre.scheduler.cells import CellState
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.scheduler import Scheduler
 

@@ -5,11 +5,11 @@ import asyncio
 import msgspec
 
 from qwengyre.core.arrays import FLAG, VERSION, pack
-from qwengyre.core.ids import ExecutionId, execution_id
+from qwengyre.core.ids import ExecutionId
 from qwengyre.core.records import End, MicroStep, Outcome, Role, TrainingExecution, Trajectory, Validity
 from qwengyre.gateway.control_api import ClosedExecution, OpenedExecution
 from qwengyre.gateway.stats import SessionCounts
-from qwengyre.runtime.controller import group_of, members_of
+from qwengyre.runtime.controller import members_of
 from qwengyre.runtime.executions import Executions, ExecutionSettings, GroupPlan, permuted
 from qwengyre.runtime.observer import token_staleness
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
@@ -48,8 +48,7 @@ def test_permuting_deals_the_same_scores_and_leaves_dropped_executions_alone(out
     assert any(permuted(outcomes, seed=5, group=g) != dealt for g in range(2, 6))
 
 
-def test_an_execution_knows_its_group():
-    assert group_of(execution_id(1234, 7)) == 1234
+def test_a_group_has_its_executions():
     plan = GroupPlan(12, "train", 0, "task", 1.0, 2)
     assert members_of(plan) == [ExecutionId("e000012-0"), ExecutionId("e000012-1")]
 
