@@ -10,23 +10,23 @@ from contextlib import suppress
 from pathlib import Path
 
 from qwengyre.core.errors import ProcessFailed
+from qwengyre.rpc.logs import log_tail
 from qwengyre.rpc.tether import tethered
 
 POLL_S = 0.02
 """How often a parent looks for a file that a child writes."""
+NUM_LINES_SHOWN = 15
+"""Room for a traceback."""
 
 
 def process_failed(name: str, reason: str, log_path: Path) -> ProcessFailed:
-    return ProcessFailed(name, reason, log_path=str(log_path), tail=log_tail(log_path))
+    return ProcessFailed(name, reason, log_path=str(log_path), tail=_shown(log_path))
 
 
-def log_tail(path: Path, num_lines: int = 15) -> str:
-    if not path.exists():
-        return "  (no log)"
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 16_384))
-        lines = file.read().decode(errors="replace").splitlines()[-num_lines:]
-    return "\n".join(f"  {line}" for line in lines) or "  (empty)"
+def _shown(log_path: Path) -> str:
+    """The last lines of a log, for a terminal."""
+    lines = log_tail(log_path, num_bytes=16_384).splitlines()[-NUM_LINES_SHOWN:]
+    return "\n".join(f"  {line}" for line in lines) or "  (nothing printed)"
 
 
 class Supervised:

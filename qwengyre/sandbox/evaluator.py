@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 
 from qwengyre.core.errors import EvaluatorFailed, SandboxError
+from qwengyre.rpc.logs import log_tail
 from qwengyre.sandbox.disk_threads import DiskThreads
 from qwengyre.sandbox.disk_watch import DiskWatch
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.isolation import TESTS, VERIFIER_LOGS, WORKSPACE, Mount
 from qwengyre.sandbox.links import LinkRule
-from qwengyre.sandbox.logs import log_tail
 from qwengyre.sandbox.process import Process, Program
 from qwengyre.sandbox.readable import SYSTEM
 from qwengyre.sandbox.reward import read_reward

@@ -19,6 +19,7 @@ import msgspec
 
 from qwengyre.core.errors import HarnessLost, SandboxError, WorkspaceRefused
 from qwengyre.core.records import End, Outcome, Validity
+from qwengyre.rpc.logs import log_tail
 from qwengyre.sandbox.cold import start_cold
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.disk_threads import DiskThreads
@@ -27,7 +28,6 @@ from qwengyre.sandbox.evaluator import Evaluator, Verdict
 from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, HarnessProcess
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.kept import Keeper, raise_if_disk_full
-from qwengyre.sandbox.logs import log_tail
 from qwengyre.sandbox.room import Room
 from qwengyre.sandbox.warm import WarmStarter
 from qwengyre.sandbox.workspace import prepare_workspace, remove_tree

@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 from typing import Final
 
+from qwengyre.rpc.logs import LOG_TAIL_BYTES
+
 CHUNK_BYTES: Final = 65536
 """What a pipe holds."""
 UNHURRIED_BYTES: Final = 1 << 20
@@ -20,7 +22,6 @@ PAUSE_S: Final = 0.02
 """Between two chunks after that: 3 MB/s."""
 MAX_LOG_BYTES: Final = 16 << 20
 """Written to the file; of what comes after that only the end is."""
-LOG_TAIL_BYTES: Final = 2000
 
 
 class LogPipe:
@@ -75,15 +76,3 @@ class LogPipe:
         self._write(self._end)
         os.close(self._reader)
         os.close(self._file)
-
-
-def log_tail(path: Path, secret: str = "") -> str:
-    """The last bytes of a log file as text, without `secret`; empty when there is no log."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - LOG_TAIL_BYTES))
-            text = file.read(LOG_TAIL_BYTES).decode("utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-    return text.replace(secret, "<key>") if secret else text

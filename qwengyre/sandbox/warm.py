@@ -18,13 +18,13 @@ from typing import Final
 
 import qwengyre
 from qwengyre.core.errors import HarnessLost, SandboxError
+from qwengyre.rpc.logs import log_tail
 from qwengyre.sandbox.channel import receive, send
 from qwengyre.sandbox.cold import harness_input, harness_view
 from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, harness_command, harness_environment
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.isolation import RELAY_PORT, WORKSPACE, interpreter
 from qwengyre.sandbox.limits import shell_close
-from qwengyre.sandbox.logs import log_tail
 from qwengyre.sandbox.process import Process, Program, children, nameless_file, wait_readable
 from qwengyre.sandbox.room import Room
 from qwengyre.sandbox.spawner import run_from_memory

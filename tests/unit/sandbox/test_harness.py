@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from qwengyre.core.errors import SandboxError
+from qwengyre.rpc.logs import log_tail
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.harness import (
     PATIENCE,
@@ -20,7 +21,6 @@ from qwengyre.sandbox.harness import (
 )
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.isolation import Mount, View, bwrap_arguments, outermost
-from qwengyre.sandbox.logs import log_tail
 from qwengyre.sandbox.task import Task
 
 TASK = Task("hello", "/tasks/hello", "do {model} and {workspace}", 1.0, 1.0, agent_env={"A": "task", "B": "task"})
@@ -76,7 +76,7 @@ def test_a_spec_does_not_show_its_key():
 
 def test_a_log_tail_is_short_and_without_the_key(tmp_path):
     (tmp_path / "log").write_bytes(b"start" + b"x" * 5000 + b"\xff key=secret end\n")
-    tail = log_tail(tmp_path / "log", "secret")
+    tail = log_tail(tmp_path / "log", secret="secret")
     assert tail.endswith("key=<key> end") and len(tail) < 2100 and "start" not in tail
     assert log_tail(tmp_path / "missing") == ""
 
