@@ -81,7 +81,8 @@ class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """The model that is trained."""
 
     model: LocalPath = LocalPath("")
-    """Folder of a Hugging Face model and its tokenizer. Empty: `qwengyre warmup` makes a tiny one, once, in the cache."""
+    """Folder of a Hugging Face model and its tokenizer. Empty: `qwengyre warmup` makes a tiny one, once, in the cache, which works
+    with the tools of `qwengyre_harness` and the tasks of the quickstart only."""
     temperature: float = 1.0
     """What training samples at, whatever the harness asks for."""
     max_tokens_per_call: int = 1024

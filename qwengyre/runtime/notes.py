@@ -26,6 +26,8 @@ SHORT_ANSWER_TOKENS: Final = 512
 SMALL_MODEL_BYTES: Final = 400_000_000
 """About 100 million parameters in float32: far from the models that the default learning rate is for."""
 MANY_PASSES: Final = 20
+REFERENCE_HARNESS: Final = "qwengyre_harness"
+WARMED_UP_FAMILY: Final = "mini-repositories"
 
 
 def size_of(config: RunConfig) -> str:
@@ -196,4 +198,26 @@ def _disk(config: RunConfig) -> Iterator[str]:
         )
 
 
-NOTES: Final[tuple[Callable[[RunConfig], Iterator[str]], ...]] = (_caps, _positions, _harness, _objective, _effort, _disk)
+def _warmed_up(config: RunConfig) -> Iterator[str]:
+    """The policy of the warm-up has seen one harness and one family of tasks, word by word."""
+    if config.policy.model:
+        return
+    others = [] if any(REFERENCE_HARNESS in part for part in config.harness.command) else ["harness.command"]
+    if config.tasks.family != WARMED_UP_FAMILY:
+        others.append("tasks")
+    if others:
+        yield (
+            f"policy.model is empty, and the policy that is made for that knows the tools of {REFERENCE_HARNESS} and the tasks of "
+            f"{WARMED_UP_FAMILY} only: with other {' and '.join(others)} it will do nothing of use, so name a model"
+        )
+
+
+NOTES: Final[tuple[Callable[[RunConfig], Iterator[str]], ...]] = (
+    _caps,
+    _positions,
+    _harness,
+    _warmed_up,
+    _objective,
+    _effort,
+    _disk,
+)

@@ -91,3 +91,25 @@ def test_contexts_beyond_what_the_model_was_made_for_are_noted(kit: RunKit, tmp_
     (tmp_path / "model.safetensors").touch()
     found = worth_knowing(config_of(kit, f"policy.model={tmp_path}"))
     assert any("longer than the 512 that the model was made for" in note for note in found) == is_noted
+
+
+QUICKSTART = ("tasks.train=", "tasks.held_out=", "tasks.family=mini-repositories", "policy.model=")
+REFERENCE = 'harness.command=["python3", "-m", "qwengyre_harness", "--task-file", "{instruction_file}"]'
+OWN = 'harness.command=["my-agent", "{instruction}"]'
+
+
+@pytest.mark.parametrize(
+    ("overrides", "others"),
+    [
+        ((*QUICKSTART, REFERENCE), None),
+        ((*QUICKSTART, OWN), "harness.command"),
+        (("policy.model=", REFERENCE), "tasks"),
+        (("policy.model=", OWN), "harness.command and tasks"),
+        (("policy.model=somewhere", OWN), None),
+    ],
+)
+def test_the_policy_of_the_warm_up_is_for_the_reference_harness_only(kit: RunKit, overrides: tuple[str, ...], others: str | None):
+    found = [note for note in worth_knowing(config_of(kit, *overrides)) if "policy.model is empty" in note]
+    assert len(found) == (others is not None)
+    if others:
+        assert f"with other {others} it will do nothing of use" in found[0]
