@@ -16,8 +16,8 @@ from qwengyre.trajectory.records import RoleHints
 MAX_FOUND = 4096
 MIN_QUOTE_CHARS = 40
 """Shorter answers ("done") stand in fresh contexts by accident."""
-MAX_RETURN_CHARS, MAX_RETURNED = 1 << 16, 512
-"""Of new tool results, and of the latest answers that are looked for in them: bounds the time; reports are far shorter."""
+MAX_RETURN_CHARS, MAX_RETURNED = 1 << 16, 128
+"""Of new tool results, and of the latest answers without a tool call that are looked for in them: bounds the time to some 10 ms."""
 _PARTS = (("<summary>", "</summary>"), ("<state_snapshot>", "</state_snapshot>"))
 
 
@@ -111,8 +111,8 @@ def _returns(request: ModelRequest, answers: Mapping[CallId, GivenAnswer]) -> tu
     results = [keyed.turn.text.strip() for keyed in new if keyed.turn.role == "tool"]
     if not results or sum(map(len, results)) > MAX_RETURN_CHARS:
         return ()
-    texts = ((call, answers[call].text) for call in islice(reversed(answers), MAX_RETURNED) if answers[call].tool_id is None)
-    return tuple(call for call, text in texts if any(_reports(result, text) for result in results))
+    final = islice((call for call in reversed(answers) if answers[call].tool_id is None), MAX_RETURNED)
+    return tuple(call for call in final if any(_reports(result, answers[call].text) for result in results))
 
 
 def _reports(result: str, answer: str) -> bool:
