@@ -7,7 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from qwengyre.core.text import html_text
 from qwengyre.dashboard import svg
+from qwengyre.dashboard.hints import HEALTH
 from qwengyre.dashboard.series import RunSeries, alike, thin
 from qwengyre.dashboard.svg import Plot, Point
 from qwengyre.dashboard.view import clock, quantity
@@ -123,7 +125,7 @@ def time_by_role(run: RunSeries) -> str:
 
 
 def small(title: str, points: Sequence[Point], show: Callable[[float], str], x_label: str) -> str:
-    """A small chart of one number, with its last value beside the title; `x_label` "time" makes seconds a clock."""
+    """A small chart of one number, with its last value beside the title and what is good below; `x_label` "time" makes seconds a clock."""
     width, height, left, top = 304.0, 168.0, 46.0, 40.0
     is_time = x_label == "time"
 
@@ -143,7 +145,7 @@ def small(title: str, points: Sequence[Point], show: Callable[[float], str], x_l
     parts += [svg.text(plot.right, plot.bottom + 31, x_label, "tick", "end"), svg.line(plot, thin(points, 300), "held-out")]
     if len(points) <= 80:
         parts += [svg.dot(plot, point, "held-out", f"{show_x(point[0])}: {show(point[1])}", 2.4) for point in points]
-    return svg.figure(width, height, parts, title)
+    return f'<div>{svg.figure(width, height, parts, title)}<p class="hint">{html_text(HEALTH[title])}</p></div>'
 
 
 def health(run: RunSeries) -> list[str]:

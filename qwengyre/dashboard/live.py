@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qwengyre.core.text import one_line
+from qwengyre.dashboard.hints import hint_of
 from qwengyre.dashboard.terminal import SafeConsole
 from qwengyre.dashboard.view import clock, quantity
 from qwengyre.telemetry.summary import Summary
@@ -266,8 +267,9 @@ def outcome_table(summary: Summary) -> Table:
     table = Table(title="QwenGyre run", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column()
+    table.add_column(style="dim")
     for name, value in outcome_rows(summary):
-        table.add_row(name, Text(value))
+        table.add_row(name, Text(value), hint_of(name).verdict(summary))
     return table
 
 

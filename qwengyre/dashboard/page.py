@@ -42,7 +42,7 @@ _PAGE_STYLE: Final = """
   .tile .value { font-size:24px; font-weight:650; letter-spacing:-.01em; } .tile .more { color:var(--ink-2); font-size:13px; }
   .grid3 { display:grid; grid-template-columns:repeat(auto-fill, minmax(270px, 1fr)); gap:10px 18px; } .grid3 svg { min-width:0; }
   table { border-collapse:collapse; width:100%; font-variant-numeric:tabular-nums; font-size:14px; } td, th { padding:5px 12px 5px 0; text-align:left; border-bottom:1px solid var(--line); }
-  th { color:var(--ink-3); font-weight:500; } td.num, th.num { text-align:right; } .pair td:first-child { color:var(--ink-2); width:46%; } details summary { cursor:pointer; color:var(--ink-2); }
+  th { color:var(--ink-3); font-weight:500; } td.num, th.num { text-align:right; } .pair td { vertical-align:top; } .pair td:first-child { color:var(--ink-2); width:26%; } .hint { color:var(--ink-3); font-size:13px; } details summary { cursor:pointer; color:var(--ink-2); }
   footer { color:var(--ink-3); font-size:13px; }
 """
 
@@ -70,8 +70,12 @@ def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
     return f'<div class="tiles">{inner}</div>'
 
 
-def pairs(rows: Sequence[tuple[str, str]]) -> str:
-    body = "".join(f"<tr><td>{html_text(name)}</td><td>{html_text(value)}</td></tr>" for name, value in rows)
+def pairs(rows: Sequence[tuple[str, str, str]]) -> str:
+    """Name, value, and what is good."""
+    body = "".join(
+        f'<tr><td>{html_text(name)}</td><td>{html_text(value)}</td><td class="hint">{html_text(hint)}</td></tr>'
+        for name, value, hint in rows
+    )
     return f'<table class="pair">{body}</table>'
 
 

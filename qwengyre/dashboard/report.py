@@ -10,6 +10,7 @@ import qwengyre
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.text import html_text
 from qwengyre.dashboard import charts
+from qwengyre.dashboard.hints import hint_of
 from qwengyre.dashboard.live import outcome_rows
 from qwengyre.dashboard.page import page, pairs, section, stacked, standalone, table, tiles
 from qwengyre.dashboard.series import RunSeries, alike, run_series
@@ -75,10 +76,10 @@ def report_html(run: RunSeries, *, refresh_s: int | None = None) -> str:
             charts.timeline(run),
         ),
         section("Time by role", "How the cells spent the run.", charts.time_by_role(run)),
-        section("Counts", "", pairs(outcome_rows(run.summary) + _resumes(run))),
+        section("Counts", "With what is good beside them.", pairs(_counts(run))),
         section(
             "Health of training",
-            "One number each, by step or by time; the last value beside its name.",
+            "One number each, by step or by time; the last value beside its name, what is good below it.",
             f'<div class="grid3">{"".join(charts.health(run))}</div>',
         ),
         section("All steps", "", f"<details><summary>{len(run.steps)} steps as a table</summary>{_step_table(run)}</details>"),
@@ -148,11 +149,17 @@ def _warnings(run: RunSeries) -> list[str]:
     return [section("Steps that taught nothing", f"{note[0].upper()}{note[1:]}.")] if note else []
 
 
-def _resumes(run: RunSeries) -> list[tuple[str, str]]:
+def _counts(run: RunSeries) -> list[tuple[str, str, str]]:
+    rows = [(name, value, hint_of(name).beside(run.summary)) for name, value in outcome_rows(run.summary)]
+    return rows + _resumes(run)
+
+
+def _resumes(run: RunSeries) -> list[tuple[str, str, str]]:
     return [
         (
             "resumed",
             f"at {clock(began.at)}: {began.executions_kept} finished executions kept, {began.executions_redispatched} dispatched again",
+            "",
         )
         for began in run.began
         if began.resumed

@@ -2,17 +2,22 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from html import unescape
+from io import StringIO
 from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from starlette.testclient import TestClient
 
 from qwengyre.cli.report import report
 from qwengyre.core.errors import ConfigError
 from qwengyre.dashboard import charts
+from qwengyre.dashboard.hints import HEALTH, OUTCOME, hint_of
+from qwengyre.dashboard.live import outcome_rows, outcome_table
 from qwengyre.dashboard.report import report_html, write_comparison, write_picture, write_report
 from qwengyre.dashboard.series import RoleSpan, alike, run_series, series_of, thin
 from qwengyre.dashboard.server import HOST, dashboard_app, listen
@@ -50,10 +55,56 @@ def test_the_report_is_one_file_that_needs_no_other_and_runs_no_script(tmp_path:
 
 def test_the_report_shows_the_counts_and_the_gain(tmp_path: Path):
     html = write_report(folder_of(tmp_path, "quick", small_run())).read_text()
-    rows = dict(re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td></tr>", html))
+    rows = dict(re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td><td", html))
     assert rows["calls moved in mid-generation"].startswith("7 ")
     assert (rows["compactions"], rows["sub-agents"], rows["timeouts with a partial score"]) == ("11", "5", "2")
     assert "from 0.25 (+0.40)" in html
+
+
+def test_every_chart_of_health_says_what_is_good():
+    charted = charts.health(run_of(small_run()))
+    said = [
+        re.search(r'aria-label="([^"]+)".*<p class="hint">([^<]+)</p></div>$', chart, re.DOTALL).groups() for chart in charted
+    ]
+    assert [(unescape(title), unescape(hint)) for title, hint in said] == list(HEALTH.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "summary", "verdict"),
+    [
+        ("executions", Summary(executions_lost=0), "good"),
+        ("executions", Summary(executions_lost=2), "look at this"),
+        ("steps", Summary(steps=4), "good"),
+        ("steps", Summary(steps=4, steps_that_taught_nothing=1), "look at this"),
+        ("steps", Summary(), ""),
+        ("calls moved in mid-generation", Summary(calls_moved=3), "good"),
+        ("calls moved in mid-generation", Summary(calls_moved=3, tokens_recomputed_after_move=9), "look at this"),
+        ("calls moved in mid-generation", Summary(), ""),
+        ("largest log-prob gap", Summary(max_logprob_gap=5.1e-5), "good"),
+        ("largest log-prob gap", Summary(max_logprob_gap=0.05), ""),
+        ("largest log-prob gap", Summary(max_logprob_gap=0.5), "look at this"),
+        ("largest log-prob gap", Summary(), ""),
+        ("clip fraction", Summary(steps=1, clip_fraction=0.2), "good"),
+        ("clip fraction", Summary(steps=1, clip_fraction=0.8), "look at this"),
+        ("idle share of cells", Summary(steps=1, idle_share=0.1), "good"),
+        ("idle share of cells", Summary(steps=1, idle_share=0.8), ""),
+        ("sub-agents", Summary(sub_agents=7), ""),
+    ],
+)
+def test_a_figure_that_tells_by_itself_is_judged(name: str, summary: Summary, verdict: str, tmp_path: Path):
+    assert hint_of(name).verdict(summary) == verdict
+    folder = folder_of(tmp_path, "quick", small_run())
+    write_summary(folder.summary, summary)
+    rows = dict(re.findall(r'<tr><td>([^<]*)</td><td>[^<]*</td><td class="hint">([^<]*)</td>', write_report(folder).read_text()))
+    assert rows[name].startswith(f"{verdict}: " if verdict else hint_of(name).text)
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(outcome_table(summary))
+    (line,) = (line for line in console.export_text().splitlines() if re.match(rf"│ {name} ", line))
+    assert line.split("│")[3].strip() == verdict
+
+
+def test_hints_are_of_figures_that_there_are():
+    assert set(OUTCOME) <= {name for name, _ in outcome_rows(Summary())}
 
 
 def test_waterlevel_and_roles_share_one_time_axis():
