@@ -57,7 +57,6 @@ def as_row(packed: dict[str, Tensor]) -> tuple[TreeRow, Targets, np.ndarray]:
         row_O=packed["token_index"].numpy()[order],
         token_O=packed["targets"].numpy()[order],
         behavior_O=zeros_O,
-        version_O=none_O,
         advantage_O=zeros_O,
         temperature_O=np.ones(num),
         weight_O=zeros_O,

@@ -13,13 +13,12 @@ from qwengyre.core.ids import GroupId, MicroStepId
 class Group:
     """A rollout group from its dispatch to the end of the step that trained on it."""
 
-    __slots__ = ("group", "is_ready", "kind", "micro_steps", "num_left", "num_valid", "version")
+    __slots__ = ("group", "kind", "micro_steps", "num_left", "num_valid", "version")
 
     def __init__(self, group: GroupId, kind: Literal["train", "evaluation"], version: int, num_executions: int):
         self.group, self.kind, self.version = group, kind, version
         self.num_left = num_executions
         """Executions that have not ended."""
-        self.is_ready = False
         self.micro_steps: tuple[MicroStepId, ...] = ()
         self.num_valid = 0
 
@@ -90,7 +89,7 @@ class GroupBuffer:
         self._unready[entry.version] -= 1
         if not self._unready[entry.version]:
             del self._unready[entry.version]
-        entry.is_ready, entry.micro_steps, entry.num_valid = True, tuple(micro_steps), num_valid
+        entry.micro_steps, entry.num_valid = tuple(micro_steps), num_valid
         self.put_back(entry)
 
     def take(self) -> Group:

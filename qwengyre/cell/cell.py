@@ -28,6 +28,7 @@ from qwengyre.engines.config import EngineConfig
 from qwengyre.rpc.processes import announce
 from qwengyre.rpc.server import Server, Service
 from qwengyre.rpc.store import KeyStore
+from qwengyre.telemetry.folder import snapshot_file
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.api import CellTrainer, Membership
 from qwengyre.trainer.config import TrainerConfig
@@ -253,7 +254,7 @@ class Cell:
         return api.Done()
 
     async def save_snapshot(self, op: api.SaveSnapshot) -> api.Done:
-        await self.on_trainer(lambda: self.trainer.save_weights(Path(op.directory) / f"v{op.version:06d}.safetensors"))
+        await self.on_trainer(lambda: self.trainer.save_weights(snapshot_file(Path(op.directory), op.version)))
         return api.Done()
 
     async def audit(self, op: api.Audit) -> api.Audited:

@@ -86,12 +86,12 @@ def print_plan(name: str, plan: Plan, workload: Workload) -> None:
     console.print(f"{name}: no group staler than {plan.max_staleness} steps; {len(plan.tried)} settings tried")
     columns = ("cells", "standalone", "mu", "phi", "two-way", "backlog", "time", "range", "staleness", "max", "saves")
     best = _table("Best", *columns)
-    best.add_row(*_plan_cells(plan.base, plan, workload), "as it is")
+    best.add_row(*_plan_cells(plan.base, workload), "as it is")
     for result in plan.best:
-        best.add_row(*_plan_cells(result, plan, workload), f"{1 - result.hours / plan.base.hours:.1%}")
+        best.add_row(*_plan_cells(result, workload), f"{1 - result.hours / plan.base.hours:.1%}")
     front = _table("Pareto front of time against mean staleness", *columns)
     for result in plan.front:
-        front.add_row(*_plan_cells(result, plan, workload), f"{1 - result.hours / plan.base.hours:.1%}")
+        front.add_row(*_plan_cells(result, workload), f"{1 - result.hours / plan.base.hours:.1%}")
     console.print(best)
     console.print(front)
     fresh = f"{show_hours(plan.fresh_base.hours)} -> {show_hours(plan.fresh_best.hours)}"
@@ -101,7 +101,7 @@ def print_plan(name: str, plan: Plan, workload: Workload) -> None:
     say(plan_toml(workload, plan.best[0].settings))
 
 
-def _plan_cells(result: Result, plan: Plan, workload: Workload) -> list[str]:
+def _plan_cells(result: Result, workload: Workload) -> list[str]:
     setting = result.settings
     used = effective(workload, setting)
     num_cells = (workload.nodes - setting.standalone_nodes) // int(used["cell_nodes"])

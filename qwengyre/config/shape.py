@@ -68,13 +68,7 @@ def in_words(shape: shapes.Type) -> str:
             return f"table ({', '.join(field.encode_name for field in shape.fields)})"
         case shapes.NoneType():
             return "nothing"
-    return type(shape).__name__.removesuffix("Type").lower() + _bounds(shape)
-
-
-def _bounds(shape: shapes.Type) -> str:
-    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "min_length": "length >=", "max_length": "length <="}
-    bounds = [f"{sign} {getattr(shape, name)}" for name, sign in signs.items() if getattr(shape, name, None) is not None]
-    return f" {' and '.join(bounds)}" if bounds else ""
+    return type(shape).__name__.removesuffix("Type").lower()
 
 
 def field_docs(struct: type) -> dict[str, str]:

@@ -170,21 +170,20 @@ def _waterlevel(view: View, width: int) -> Text:
 
 
 def _cells(view: View, history: RoleHistory, width: int, most: int) -> RenderableType:
-    """A line a cell: name, role, roles so far; calls, rate and note where there is room. Beyond `most` lines a count of the rest."""
+    """A line a cell: name, role, roles so far, and calls where there is room. Beyond `most` lines a count of the rest."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     shown = view.cells if len(view.cells) <= most else view.cells[: most - 1]
     room = width - len(f"{'cell 0 core':<13}{'→ training':<12}")
-    columns: list[tuple[str, ...]] = []
-    for column in (_calls(shown), _rates(shown), tuple(cell.note for cell in shown)):
-        taken = max((len(text) for text in column), default=0) + 2
-        if any(column) and room - taken >= MIN_STRIP:
-            columns.append(column)
-            room -= taken
+    calls = _calls(shown)
+    taken = max((len(text) for text in calls), default=0) + 2
+    has_calls = any(calls) and room - taken >= MIN_STRIP
+    if has_calls:
+        room -= taken
     for row, cell in enumerate(shown):
         name, color = ROLE_STYLE[cell.role]
         label = f"cell {cell.cell}" + (" core" if cell.cell == 0 else "")
         strip = [history.strip(cell.cell, room)] if room >= MIN_STRIP else []
-        more = [Text(column[row]) for column in columns]
+        more = [Text(calls[row])] if has_calls else []
         table.add_row(Text(f"{label:<11}"), Text(f"{name:<10}", style=f"bold {color}"), *strip, *more)
     rest = Counter(ROLE_STYLE[cell.role][0] for cell in view.cells[len(shown) :])
     if not rest:
@@ -195,10 +194,6 @@ def _cells(view: View, history: RoleHistory, width: int, most: int) -> Renderabl
 
 def _calls(cells: Sequence[CellView]) -> tuple[str, ...]:
     return tuple(f"{cell.num_calls} calls" if cell.role in ("rollout", "draining") else "" for cell in cells)
-
-
-def _rates(cells: Sequence[CellView]) -> tuple[str, ...]:
-    return tuple(f"{quantity(cell.tokens_per_s)} tok/s" if cell.tokens_per_s else "" for cell in cells)
 
 
 def _numbers(view: View) -> Text:

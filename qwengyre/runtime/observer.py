@@ -46,7 +46,7 @@ class Observer:
         self._config, self._folder, self._screen, self._now = config, folder, screen, now
         self.metrics = Metrics(folder)
         self.summary = read_summary(folder.summary) or Summary()
-        self._memory, self._work = MemoryMeter(), WorkMeter()
+        self._memory = MemoryMeter()
         self._roles: dict[int, str] = {}
         self._waterlevel: tuple[int, int] | None = None
         self._tally = tally
@@ -60,7 +60,7 @@ class Observer:
         self._made: dict[tuple[int, int], int] = {}
         """Tokens that each life of a cell had generated when it was last asked."""
         self._recomputed_before = (self.summary.tokens_recomputed_at_publish, self.summary.tokens_recomputed_after_move)
-        self._busy_before = (1.0 - self.summary.idle_share) * self.summary.minutes * 60 * num_serving(config)
+        self._work = WorkMeter((1.0 - self.summary.idle_share) * self.summary.minutes * 60 * num_serving(config))
         self.gateway_restarts = 0
         """In this life: what the gateway counts begins again with each."""
         self.doing = "starting"
@@ -268,9 +268,7 @@ class Observer:
         summary.switches_to_rollout = self._tally.switches_to_rollout
         summary.joins_mid_step = self._tally.joins_mid_step
         summary.peak_rss_gb = max(summary.peak_rss_gb, self._memory.peak_bytes / GB)
-        num_cells = num_serving(self._config)
-        busy = self._busy_before + sum(self._work.busy_s.values())
-        summary.idle_share = min(1.0, max(0.0, 1.0 - busy / (num_cells * elapsed))) if elapsed > 0 else 0.0
+        summary.idle_share = self._work.idle_share(num_cells=num_serving(self._config), elapsed_s=elapsed)
         write_summary(self._folder.summary, summary)
 
     # ------------------------------------------------------------------ polling and drawing

@@ -21,7 +21,7 @@ from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.fleet import Fleet
 from qwengyre.runtime.records import StepPoisoned
 from qwengyre.scheduler import commands as cmd
-from qwengyre.telemetry.folder import RunFolder
+from qwengyre.telemetry.folder import RunFolder, snapshot_file
 from qwengyre.trainer import checkpoint
 from qwengyre.trainer.records import MicroStepStats, StepStats
 from qwengyre.transfer.api import Exposure
@@ -187,7 +187,7 @@ class Steps:
                 return
 
     async def apply(self, step: int, num_executions: int) -> StepStats:
-        """Optimizer, then a checkpoint when one is due; its step is in `checkpoint_step` afterwards."""
+        """The optimizer's step on the core; nothing but its count for a step whose loss or gradient was not finite."""
         poisoned = self.poisoned.pop(step, "")
         answer = await self._fleet.call(CORE, api.Apply(0 if poisoned else num_executions), api.Applied)
         return msgspec.structs.replace(answer.stats, reason=poisoned) if poisoned else answer.stats
@@ -291,7 +291,7 @@ class Steps:
 
     async def _expose_file(self, cell: int) -> Exposure:
         """The published version out of the run folder, exposed by `cell`."""
-        snapshot = self._folder.snapshots / f"v{self.published_version:06d}.safetensors"
+        snapshot = snapshot_file(self._folder.snapshots, self.published_version)
         return (await self._fleet.call(cell, api.ExposeFile(str(snapshot), self.published_version), api.Exposed)).snapshot
 
 

@@ -66,7 +66,6 @@ class Training:
         """Cells in training that are not yet members, with their rank."""
         self.claims: dict[CellId, tuple[int, QueuedMicroStep]] = {}
         self.done: dict[CellId, list[QueuedMicroStep]] = {}
-        self.num_done = 0
         self._idle: list[tuple[int, CellId]] = []
 
     def advance(self, event: Event | Command | CoreLost) -> None:
@@ -107,7 +106,6 @@ class Training:
     def finish(self, cell: CellId) -> None:
         """Count a cell's claim as computed."""
         self.done[cell].append(self.claims.pop(cell)[1])
-        self.num_done += 1
         heapq.heappush(self._idle, (self.members[cell], cell))
 
     def lose(self, cell: CellId) -> None:
@@ -118,9 +116,7 @@ class Training:
             return
         if claim := self.claims.pop(cell, None):
             self.queue.put_back(claim[1])
-        lost = self.done.pop(cell)
-        self.num_done -= len(lost)
-        for entry in lost:
+        for entry in self.done.pop(cell):
             self.queue.put_back(entry)
 
     def clear(self) -> list[Group]:
@@ -133,5 +129,4 @@ class Training:
             table.clear()
         self.queue.clear()
         self._idle.clear()
-        self.num_done = 0
         return taken

@@ -1,4 +1,4 @@
-"""The run folder: where everything of one run lies. Only this module knows the names."""
+"""The run folder: where everything of one run lies, and what it is called."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from typing import Final
 from qwengyre.core.errors import ConfigError
 
 OWNER_ONLY: Final = 0o700
+
+
+def snapshot_file(snapshots: Path, version: int) -> Path:
+    """Where the weights of a version are saved, for the audit and for a new life of the core.
+
+    >>> snapshot_file(Path("snapshots"), 12).name
+    'v000012.safetensors'
+    """
+    return snapshots / f"v{version:06d}.safetensors"
 
 
 class RunFolder:

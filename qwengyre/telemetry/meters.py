@@ -85,7 +85,9 @@ class WorkMeter:
     0.5
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before_s: float = 0.0) -> None:
+        """`before_s`: busy seconds of earlier lives of the run."""
+        self._before_s = before_s
         self._last: dict[tuple[int, str], float] = {}
         self.busy_s: dict[int, float] = defaultdict(float)
         """By cell."""
@@ -104,4 +106,4 @@ class WorkMeter:
         """1 - busy time / (cells x elapsed time), within [0, 1]; 0 before anything has elapsed."""
         if elapsed_s <= 0:
             return 0.0
-        return min(1.0, max(0.0, 1.0 - sum(self.busy_s.values()) / (num_cells * elapsed_s)))
+        return min(1.0, max(0.0, 1.0 - (self._before_s + sum(self.busy_s.values())) / (num_cells * elapsed_s)))

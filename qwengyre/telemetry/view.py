@@ -18,10 +18,6 @@ class CellView(msgspec.Struct, frozen=True):
     role: CellRole
     num_calls: int = 0
     """Calls that run or wait in its engine."""
-    tokens_per_s: float = 0.0
-    """Generated in the rollout role, trained in the training role."""
-    note: str = ""
-    """What it does just now: `step 7`, `moving 3 calls`."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +26,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     policy: str
     doing: str
-    """The phase in a word or two: `warm-up`, `evaluation`, `training`, `audit`."""
+    """The phase in a word or two: `starting`, `starting cells`, `evaluation`, `training`, `audit`."""
     step: int
     """Optimizer steps done."""
     num_steps: int

@@ -107,7 +107,6 @@ def every_token(row: TreeRow) -> tuple[Targets, np.ndarray]:
         row_O=row.parent_R[token_row_O].astype(np.int64),
         token_O=row.token_ids_R[token_row_O].astype(np.int64),
         behavior_O=np.zeros(num),
-        version_O=np.zeros(num, np.int64),
         advantage_O=np.ones(num),
         temperature_O=np.full(num, TEMPERATURE),
         weight_O=np.ones(num),

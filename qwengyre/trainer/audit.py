@@ -99,7 +99,6 @@ def _compared(row_O: np.ndarray, token_O: np.ndarray, temperature_O: np.ndarray)
         row_O=row_O.astype(np.int64),
         token_O=token_O.astype(np.int64),
         behavior_O=zeros_O,
-        version_O=none_O,
         advantage_O=zeros_O,
         temperature_O=temperature_O,
         weight_O=zeros_O,

@@ -189,7 +189,6 @@ def _targets(row: TreeRow) -> tuple[Targets, np.ndarray]:
         row_O=row.parent_R[token_row_O].astype(np.int64),
         token_O=row.token_ids_R[token_row_O].astype(np.int64),
         behavior_O=zeros_O,
-        version_O=none_O,
         advantage_O=zeros_O,
         temperature_O=np.ones(num),
         weight_O=zeros_O,

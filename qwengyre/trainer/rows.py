@@ -25,7 +25,6 @@ class Targets(msgspec.Struct, frozen=True):
     row_O: np.ndarray
     token_O: np.ndarray
     behavior_O: np.ndarray
-    version_O: np.ndarray
     advantage_O: np.ndarray
     temperature_O: np.ndarray
     weight_O: np.ndarray
@@ -142,7 +141,6 @@ def _targets(
         row_O=by_row["row"],
         token_O=by_row["token"].astype(np.int64),
         behavior_O=by_row["behavior"],
-        version_O=by_row["version"],
         advantage_O=by_row["advantage"],
         temperature_O=by_row["temperature"],
         weight_O=token_weights(config, by_row["execution"], num_tokens_J[by_row["trajectory"]]),

@@ -21,6 +21,7 @@ from torch import Tensor
 from qwengyre.core.errors import NonFiniteLoss, TrainerError
 from qwengyre.core.records import MicroStep, Trajectory
 from qwengyre.models.load import as_in_folder, as_in_memory, left_in_folder, read_left
+from qwengyre.telemetry.folder import snapshot_file
 from qwengyre.trainer import allocator, audit, checkpoint, rows
 from qwengyre.trainer.aggregation import advantage_deviation, divisor
 from qwengyre.trainer.config import TrainerConfig
@@ -259,7 +260,7 @@ class Trainer:
         return self.optimizer
 
     def _load_snapshot(self, snapshots_dir: Path, version: int) -> None:
-        path = Path(snapshots_dir) / f"v{version:06d}.safetensors"
+        path = snapshot_file(Path(snapshots_dir), version)
         try:
             self._load(checkpoint.read_weights(path))
         except (OSError, SafetensorError) as error:

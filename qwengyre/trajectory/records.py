@@ -1,6 +1,6 @@
-"""What the gateway journals of every call, and what the tree is built from.
+"""Every call of an execution, as the tree is built from it. The gateway makes these records of its journal (`gateway/records.py`).
 
-One call is `CallStarted`, then any number of `TokensSampled`, then one `CallFinished`. Only new tokens are stored: a call
+One call is `CallStarted`, then any number of `TokensSampled`, then one `CallFinished`. Only new tokens are in them: a call
 names the call it extends and how much of that call's row (prompt and output) it shares.
 """
 
@@ -67,7 +67,7 @@ class CallStarted(msgspec.Struct, frozen=True, tag=True):
 
 
 class TokensSampled(msgspec.Struct, frozen=True, tag=True):
-    """Journalled before the chunk that carries them leaves. `S` tokens, all by one policy version."""
+    """`S` tokens, all by one policy version."""
 
     call: CallId
     token_ids: bytes
@@ -79,8 +79,6 @@ class TokensSampled(msgspec.Struct, frozen=True, tag=True):
 
 
 class CallFinished(msgspec.Struct, frozen=True, tag=True):
-    """Journalled before the terminal event leaves."""
-
     call: CallId
     reason: Literal["stop", "length", "abort", "error"]
     num_sampled: int

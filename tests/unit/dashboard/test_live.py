@@ -11,8 +11,8 @@ from qwengyre.telemetry.summary import Summary
 from qwengyre.telemetry.view import CellView, View
 
 CELLS = (
-    CellView(0, "training", 0, 9100.0, "step 7"),
-    CellView(1, "rollout", 5, 950.0),
+    CellView(0, "training"),
+    CellView(1, "rollout", 5),
     CellView(2, "to_training"),
     CellView(3, "lost"),
 )

@@ -68,3 +68,10 @@ def test_idle_share_stays_within_bounds():
     meter.add(0, 100.0)
     assert meter.idle_share(num_cells=2, elapsed_s=10.0) == 0.0
     assert meter.idle_share(num_cells=2, elapsed_s=100.0) == pytest.approx(0.5)
+
+
+def test_work_of_earlier_lives_counts():
+    meter = WorkMeter(before_s=100.0)
+    assert meter.idle_share(num_cells=2, elapsed_s=100.0) == pytest.approx(0.5)
+    meter.observe(1, "engine", 50.0)
+    assert meter.idle_share(num_cells=2, elapsed_s=100.0) == pytest.approx(0.25)
