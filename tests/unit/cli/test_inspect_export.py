@@ -319,6 +319,7 @@ class TestChat:
         (line,) = out.read_text().splitlines()
         row = msgspec.json.decode(line)
         assert row["tools"] == [{"type": "function", "function": {"name": "read", "parameters": {}}}]
+        assert row["renders_back"] is True
         assert [{**message, "tool_calls": None} if "tool_calls" in message else message for message in row["messages"]] == [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Read it."},
