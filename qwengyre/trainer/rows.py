@@ -114,7 +114,7 @@ def _targets(
     config: TrainerConfig,
 ) -> Targets:
     columns: dict[str, list[np.ndarray]] = {
-        name: [] for name in ("row", "token", "behavior", "version", "advantage", "temperature", "execution", "trajectory")
+        name: [] for name in ("row", "token", "behavior", "advantage", "temperature", "execution", "trajectory")
     }
     counts, kept = [], []
     for rows_T, origin, (execution, trajectory) in zip(row.rows_P, origins, records, strict=True):
@@ -126,7 +126,6 @@ def _targets(
         columns["row"].append(rows_T[at - 1])
         columns["token"].append(arrays.unpack(trajectory.token_ids_T, arrays.TOKEN)[at])
         columns["behavior"].append(arrays.unpack(trajectory.logprob_T, arrays.LOGPROB)[at])
-        columns["version"].append(arrays.unpack(trajectory.version_T, arrays.VERSION)[at])
         columns["advantage"].append(np.full(len(at), execution.advantage))
         columns["temperature"].append(np.full(len(at), execution.temperature))
         columns["execution"].append(np.full(len(at), execution.num_trainable))
