@@ -11,7 +11,7 @@ import pytest
 from qwengyre.cell import api
 from qwengyre.cell.cell import Cell, CellSpec
 from qwengyre.cell.kinds import CellParts
-from qwengyre.core.errors import CellFailed, TrainerError
+from qwengyre.core.errors import CellFailed, EngineError, TrainerError
 from qwengyre.engines.api import Capacity, EngineStats
 from qwengyre.engines.config import EngineConfig
 from qwengyre.trainer.config import TrainerConfig
@@ -61,6 +61,18 @@ def test_a_cell_whose_engine_ended_by_itself_is_not_well(tmp_path, prefix):
         engine.now = msgspec.structs.replace(engine.now, failure="its thread died")
         with pytest.raises(CellFailed, match="its thread died"):
             await cell.handle(api.CellRequest(0, api.Health()))
+        await cell.close()
+
+    asyncio.run(body())
+
+
+def test_an_engine_whose_weights_are_elsewhere_takes_none(tmp_path, prefix):
+    """A completions server: it serves a run without steps."""
+    cell = Cell(spec_in(tmp_path, prefix), lambda *_: CellParts(FakeEngine(), None))
+
+    async def body():
+        with pytest.raises(EngineError, match="weights of this engine are elsewhere"):
+            await cell.handle(api.CellRequest(0, api.UpdateWeights(SNAPSHOT, 1)))
         await cell.close()
 
     asyncio.run(body())
