@@ -212,7 +212,8 @@ def to_workload(table: object, *, file: str, above: tuple[str, ...] = ()) -> Wor
     if made is None or converter.mistakes:
         mistakes = converter.mistakes
         raise ConfigError.of_all([ConfigError(m.message, file=file, key=".".join((*above, *m.key)) or None) for m in mistakes])
-    return made
+    workload: Workload = made
+    return workload
 
 
 def _find(spec: str) -> tuple[Path | None, str | None]:

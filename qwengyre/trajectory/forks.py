@@ -39,7 +39,8 @@ def fork_calls(calls: Calls, firsts: set[CallId], kinds: Mapping[CallId, str]) -
     for call in calls.values():
         parent, quoted = _parent(calls, call), call.started.hints.quotes
         goes_on = parent is not None and parent.call in forked
-        if goes_on or _first_asked(calls, call).call in forked or (kinds.get(quoted) == "summary" and quoted in forked):
+        is_of_summary = quoted is not None and quoted in forked and kinds.get(quoted) == "summary"
+        if goes_on or _first_asked(calls, call).call in forked or is_of_summary:
             forked.add(call.call)
     return forked
 
@@ -70,5 +71,6 @@ def _parent(calls: Calls, call: RecordedCall) -> RecordedCall | None:
     if call.started.cause in (BranchCause.EXTENDS, BranchCause.RERENDERED):
         return base
     while base is not None and shared <= base.base_tokens + base.num_context:
-        base, shared = _find(calls, base.started.base), min(shared, base.base_tokens)
+        shared = min(shared, base.base_tokens)
+        base = _find(calls, base.started.base)
     return base
