@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -139,10 +140,15 @@ class _Calls:
                         self.held_by_moves_s += record.held_s
 
 
+NOTHING_YET: Final = "no rollout group of this run was trained on yet: let it go on, then try again"
+
+
 def measured_source(folder: RunFolder) -> Measured:
     """Read a run's journals. Raises ConfigError if no group of it was trained on yet."""
     config = RecordedConfig(folder.config).table("scheduler", SchedulerConfig)
     journal, calls = _Journal(), _Calls()
+    if not folder.has_begun and not folder.gateway_journal.exists():
+        raise ConfigError(NOTHING_YET, file=str(folder.path))
     try:
         journal.read(folder.controller_journal)
         if folder.gateway_journal.exists():
@@ -151,7 +157,7 @@ def measured_source(folder: RunFolder) -> Measured:
         raise ConfigError(f"the journal cannot be read: {error}", file=str(folder.path)) from error
     groups = tuple(_groups(journal, calls))
     if not groups:
-        raise ConfigError("no rollout group of this run was trained on yet: let it go on, then try again", file=str(folder.path))
+        raise ConfigError(NOTHING_YET, file=str(folder.path))
     return Measured(_workload(config, journal, calls, groups), groups)
 
 

@@ -119,8 +119,17 @@ def test_run_that_trained_on_nothing_is_refused(tmp_path: Path):
         measured_source(folder)
 
 
-def test_run_without_a_journal_is_refused(tmp_path: Path):
+def test_run_that_is_being_prepared_has_trained_on_nothing(tmp_path: Path):
     folder = RunFolder(tmp_path)
     folder.config.write_text("[scheduler]\n")
+    with pytest.raises(ConfigError, match="no rollout group of this run was trained on yet"):
+        measured_source(folder)
+
+
+def test_run_that_has_lost_its_journal_is_refused(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    folder.config.write_text("[scheduler]\n")
+    folder.journal.mkdir()
+    folder.gateway_journal.touch()
     with pytest.raises(ConfigError, match="the journal cannot be read"):
         measured_source(folder)
