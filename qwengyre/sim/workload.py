@@ -208,7 +208,7 @@ def to_workload(table: object, *, file: str, above: tuple[str, ...] = ()) -> Wor
     if not isinstance(table, dict):
         raise ConfigError("expected a table with the keys of a workload", file=file, key=".".join(above) or None)
     converter = Converter(Workload, name="A workload")
-    made = converter.convert(table)
+    made: Workload | None = converter.convert(table)
     if made is None or converter.mistakes:
         mistakes = converter.mistakes
         raise ConfigError.of_all([ConfigError(m.message, file=file, key=".".join((*above, *m.key)) or None) for m in mistakes])
