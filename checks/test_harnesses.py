@@ -14,7 +14,7 @@ import pytest
 
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.sandbox.config import HarnessConfig
-from qwengyre.sandbox.harness import ExecutionSpec, Gateway
+from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.preflight import check_harness
 from qwengyre.testing.engines import ScriptedEngine, replies
@@ -53,7 +53,7 @@ async def run(kit: Kit, config: HarnessConfig, script: Sequence[str]) -> tuple[O
 
         base_path = opened["path"].removesuffix("/v1")
         spec = ExecutionSpec("e000001-0", kit.task("Make a file named hello."), opened["key"], base_path=base_path)
-        async with Launcher(config, Gateway(str(process.listening.harness_socket)), work=work, failed=failed) as launcher:
+        async with Launcher(config, GatewayAddress(str(process.listening.harness_socket)), work=work, failed=failed) as launcher:
             return await launcher.run_execution(spec, num_calls), events
 
 

@@ -18,7 +18,7 @@ from ray.util.placement_group import get_placement_group, remove_placement_group
 
 from qwengyre.core.errors import ConfigError, NoRoom, ProcessFailed
 from qwengyre.doctor.cluster import examine_cluster
-from qwengyre.launchers.config import RayConfig, Room
+from qwengyre.launchers.config import RayConfig, Reservation
 from qwengyre.launchers.on_ray import RayLauncher
 from qwengyre.telemetry.records import RolesChanged, RunBegan, StepFinished
 from tests.contract.launchers import DEADLINE_S, LauncherContract, spec_in, wait_gone
@@ -93,7 +93,7 @@ def test_a_node_that_dies_is_told_and_its_cell_finds_room_elsewhere(cluster: Clu
 
 def test_a_room_that_no_node_has_is_named(cluster: Cluster, tmp_path: Path):
     async def main() -> None:
-        config = RayConfig(address=cluster.address, cell=Room(resources={"trainer": 2}))
+        config = RayConfig(address=cluster.address, cell=Reservation(resources={"trainer": 2}))
         launcher = await RayLauncher(config, tmp_path, 1.0).open()
         with pytest.raises(NoRoom, match=r"1 CPU, 2 trainer.*Nodes in all: .* 1 CPU"):
             await launcher.launch("cell-0", spec_in(tmp_path))
@@ -110,7 +110,7 @@ def test_a_place_that_goes_with_its_cluster_is_a_process_that_failed(cluster: Cl
         remove_placement_group(get_placement_group(f"{spec.segment_prefix}-cell-0-{spec.incarnation}"))
 
     async def main() -> None:
-        config = RayConfig(address=cluster.address, cell=Room(resources={"trainer": 2}))
+        config = RayConfig(address=cluster.address, cell=Reservation(resources={"trainer": 2}))
         launcher = await RayLauncher(config, tmp_path, DEADLINE_S).open()
         asyncio.get_running_loop().call_later(1.0, lose_place)
         with pytest.raises(ProcessFailed, match=r"cell-0: Ray does not place it: .* does not exist"):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 QUICKSTART_SHAPE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 3, "head_dim": 32, "vocab_size": 600}
 
 
-class Figures(msgspec.Struct, frozen=True):
+class EmbeddedFigures(msgspec.Struct, frozen=True):
     """All rates are per CPU second of one thread: what other programs do on the machine does not count."""
 
     calls: int
@@ -57,7 +57,7 @@ def embedded(
     say(f"generate  {figures.generate_tokens_per_s:>10,.0f} tokens/s    engine / generate = {figures.ratio:.1f}")
 
 
-def compare(model_dir: Path, kernels: str, shape: np.ndarray, output_tokens: int) -> Figures:
+def compare(model_dir: Path, kernels: str, shape: np.ndarray, output_tokens: int) -> EmbeddedFigures:
     """Run the same random prompts, of the shape of `shape`, through both."""
     import torch
 
@@ -78,7 +78,7 @@ def compare(model_dir: Path, kernels: str, shape: np.ndarray, output_tokens: int
     prefill_s, decode_s = _run_engine(core, prompts, output_tokens, "run")
     generate_s = _run_generate(model_dir, prompts, output_tokens)
     num_tokens = len(prompts) * output_tokens
-    return Figures(
+    return EmbeddedFigures(
         *(*prompts.shape, output_tokens),
         kernels=type(core.forward).__name__.removesuffix("Forward").lower(),
         engine_tokens_per_s=num_tokens / (prefill_s + decode_s),

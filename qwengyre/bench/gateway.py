@@ -172,13 +172,13 @@ async def _call(gateway: Gateway, execution: Execution, body: bytes):
     return said.turn()
 
 
-class Served:
+class ServedCall:
     """A gateway process in front of an engine of this process."""
 
     def __init__(self, folder: Path, engine: EchoEngine):
         self._folder, self._server = folder, EngineServer(engine, secret=TOKEN)
 
-    async def __aenter__(self) -> Served:
+    async def __aenter__(self) -> ServedCall:
         folder = self._folder
         config = GatewayProcessConfig(
             model=str(write_byte_tokenizer(folder / "model")),
@@ -221,7 +221,7 @@ async def streams(folder: Path, num_streams: int, num_tokens: int, pace_s: float
     engine = EchoEngine(lambda request: [*words, *byte_tokenizer().encode("<|im_end|>").ids], pace_s=pace_s)
     added: list[float] = []
     lost = 0
-    async with Served(folder, engine) as served:
+    async with ServedCall(folder, engine) as served:
         keys = [await served.open(f"s{number}") for number in range(num_streams)]
         results = await asyncio.gather(*(_listen(served.port, key) for key in keys))
         for number, (text, heard) in enumerate(results):
@@ -265,7 +265,7 @@ def _request(key: str, body: dict) -> bytes:
 async def small_calls(folder: Path, num_calls: int) -> dict[str, float]:
     """A small call through the gateway against the same call of the engine's socket."""
     output = byte_tokenizer().encode("a" * 29 + "<|im_end|>").ids
-    async with Served(folder, EchoEngine(lambda request: output, tokens_per_chunk=30)) as served:
+    async with ServedCall(folder, EchoEngine(lambda request: output, tokens_per_chunk=30)) as served:
         key = await served.open("e")
         async with httpx.AsyncClient(
             base_url=f"http://127.0.0.1:{served.port}/v1", headers={"authorization": f"Bearer {key}"}

@@ -23,7 +23,7 @@ SESSIONS = ("claude--basic", "claude--nested", "claude--compact", "qwen--basic",
 CAPS: tuple[int | None, ...] = (1, 2, 5, None)
 
 
-class Line(msgspec.Struct, frozen=True):
+class CapLine(msgspec.Struct, frozen=True):
     j_max: str
     trained_share: float
     """Of the tokens that no cap trains."""
@@ -34,21 +34,21 @@ class Line(msgspec.Struct, frozen=True):
     time_shared_of_uncapped: float
 
 
-class Spent(NamedTuple):
+class PathsCost(NamedTuple):
     """What some paths take."""
 
     trained: int = 0
     flat_s: float = 0.0
     shared_s: float = 0.0
 
-    def __add__(self, other: Spent) -> Spent:
-        return Spent(*(mine + others for mine, others in zip(self, other, strict=True)))
+    def __add__(self, other: PathsCost) -> PathsCost:
+        return PathsCost(*(mine + others for mine, others in zip(self, other, strict=True)))
 
 
-def _spent(work: Work, trained: int) -> Spent:
+def _spent(work: Work, trained: int) -> PathsCost:
     for parameter in work.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    return Spent(trained, measure(work.flattened).cpu_s, measure(work.chains).cpu_s)
+    return PathsCost(trained, measure(work.flattened).cpu_s, measure(work.chains).cpu_s)
 
 
 def j_max(
@@ -62,9 +62,9 @@ def j_max(
     torch.set_num_threads(1)
     trees = recorded_trees(SESSIONS, captures)
     model = bench_model()
-    totals = {cap: Spent() for cap in CAPS}
+    totals = {cap: PathsCost() for cap in CAPS}
     for name, (tree, roles) in trees.items():
-        spent: dict[int, Spent] = {}
+        spent: dict[int, PathsCost] = {}
         for cap in CAPS:
             case, trained = recorded_case(name, tree, roles, j_max=cap, bytes_per_token=bytes_per_token)
             num_paths = len(case.paths)
@@ -76,7 +76,7 @@ def j_max(
             totals[cap] += spent[num_paths]
     uncapped = totals[None]
     found = [
-        Line(
+        CapLine(
             "none" if cap is None else str(cap),
             total.trained / uncapped.trained,
             total.flat_s / uncapped.flat_s,

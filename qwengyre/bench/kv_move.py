@@ -30,7 +30,7 @@ CALLS_IN_CACHE: Final = 3
 PREFIX = "qwengyre-bench-kv"
 
 
-class Moved(NamedTuple):
+class MovedCall(NamedTuple):
     """One call that moved."""
 
     cpu_s: float
@@ -39,7 +39,7 @@ class Moved(NamedTuple):
     is_identical: bool
 
 
-class Pair(Protocol):
+class EnginePair(Protocol):
     """Two engines, and what they cost."""
 
     source: Serving
@@ -78,7 +78,7 @@ class EmbeddedPair:
             each.close()
 
 
-def _pair(engine: str) -> Callable[[Path, str, int], Pair]:
+def _pair(engine: str) -> Callable[[Path, str, int], EnginePair]:
     if engine == "vllm":
         from qwengyre.engines.vllm.launch import require_vllm
 
@@ -91,7 +91,7 @@ def _pair(engine: str) -> Callable[[Path, str, int], Pair]:
     return EmbeddedPair
 
 
-class Figures(msgspec.Struct, frozen=True):
+class MoveFigures(msgspec.Struct, frozen=True):
     engine: str
     carrier: str
     moves: int
@@ -128,7 +128,7 @@ def kv_move(
     say(f"move {figures.move_ms:.2f} ms    raw {figures.raw_ms:.2f} ms    share_of_raw {figures.share_of_raw:.2f}")
 
 
-async def move_calls(engine: str, model_dir: Path, kind: str, prompt_tokens: int, moves: int) -> Figures:
+async def move_calls(engine: str, model_dir: Path, kind: str, prompt_tokens: int, moves: int) -> MoveFigures:
     """Each call starts at the source, is aborted after its first chunk, and ends at the destination."""
     moved, raw_s = [], []
     async with AsyncExitStack() as stack:
@@ -141,7 +141,7 @@ async def move_calls(engine: str, model_dir: Path, kind: str, prompt_tokens: int
     counted = moved[CALLS_IN_CACHE:]
     move_ms = 1000 * float(np.median([one.cpu_s for one in counted]))
     raw_ms = 1000 * float(np.median(raw_s[CALLS_IN_CACHE:]))
-    return Figures(
+    return MoveFigures(
         engine=engine,
         carrier=kind,
         moves=moves,
@@ -155,7 +155,7 @@ async def move_calls(engine: str, model_dir: Path, kind: str, prompt_tokens: int
     )
 
 
-async def _move(pair: Pair, whole: GenerateRequest) -> Moved:
+async def _move(pair: EnginePair, whole: GenerateRequest) -> MovedCall:
     source, destination = pair.source, pair.destination
     async with aclosing(source.generate(whole)) as stream:
         done = list((await anext(stream)).token_ids)
@@ -175,7 +175,7 @@ async def _move(pair: Pair, whole: GenerateRequest) -> Moved:
     unknown = len(known) // 4 - handle.num_tokens or 1  # the last token is computed in any case: it says what comes next
     recomputed = max(0, destination.stats().tokens_prefilled - before - unknown)
     await source.release(handle.handle_id)
-    return Moved(cpu_s + placing_s, handle.exposure.num_bytes, recomputed, done + rest == await _tokens(source, whole))
+    return MovedCall(cpu_s + placing_s, handle.exposure.num_bytes, recomputed, done + rest == await _tokens(source, whole))
 
 
 def _call(index: int, num_tokens: int) -> GenerateRequest:

@@ -23,7 +23,7 @@ from qwengyre.sandbox.config import HarnessConfig, LimitsConfig
 from qwengyre.sandbox.disk_threads import DiskThreads
 from qwengyre.sandbox.disk_watch import DiskWatch
 from qwengyre.sandbox.evaluator import Evaluator
-from qwengyre.sandbox.harness import ExecutionSpec, Gateway
+from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.task import Task, load_task
@@ -32,7 +32,7 @@ HARNESS: Final = "qwengyre.bench.idle_harness"
 TEST_SH: Final = """python3 -I -S -c 'import os; print(0.5, file=open(os.environ["VERIFIER_DIR"] + "/reward.txt", "w"))'\n"""
 
 
-class Cost(msgspec.Struct, frozen=True):
+class LaunchCost(msgspec.Struct, frozen=True):
     """Per execution, in milliseconds."""
 
     cpu_ms: float
@@ -52,7 +52,7 @@ def launch(
     say(f"warm start: {costs['cold'].cpu_ms / costs['warm'].cpu_ms:.1f} times less CPU than cold")
 
 
-async def measure(num_executions: int, at_once: int, isolation: str) -> dict[str, Cost]:
+async def measure(num_executions: int, at_once: int, isolation: str) -> dict[str, LaunchCost]:
     """Name -> cost of `cold` and `warm` (harness only) and of `evaluator`. Raises SandboxError when an execution does not end well."""
     with tempfile.TemporaryDirectory(prefix="qwengyre-bench-") as folder:
         task = _make_task(Path(folder) / "task")
@@ -63,12 +63,12 @@ async def measure(num_executions: int, at_once: int, isolation: str) -> dict[str
         for name in ("cold", "warm"):
             own = msgspec.structs.replace(config, warm_start=name == "warm")
             total = await _executions(own, task, Path(folder) / name, num_executions, at_once)
-            costs[name] = Cost(total.cpu_ms - evaluator.cpu_ms, total.wall_ms - evaluator.wall_ms)
+            costs[name] = LaunchCost(total.cpu_ms - evaluator.cpu_ms, total.wall_ms - evaluator.wall_ms)
         return costs
 
 
-async def _executions(config: HarnessConfig, task: Task, folder: Path, num_executions: int, at_once: int) -> Cost:
-    gateway = Gateway(str(folder / "gateway" / "harness.sock"), "http://127.0.0.1:1")
+async def _executions(config: HarnessConfig, task: Task, folder: Path, num_executions: int, at_once: int) -> LaunchCost:
+    gateway = GatewayAddress(str(folder / "gateway" / "harness.sock"), "http://127.0.0.1:1")
     (folder / "gateway").mkdir(parents=True)
     server = await asyncio.start_unix_server(lambda reader, writer: writer.close(), gateway.socket)
 
@@ -80,7 +80,7 @@ async def _executions(config: HarnessConfig, task: Task, folder: Path, num_execu
         if outcome.end is not End.EXITED:
             raise SandboxError(f"bench: {outcome.end.value}: {outcome.detail}")
 
-    async def session(count: int) -> Cost:
+    async def session(count: int) -> LaunchCost:
         before, started = _cpu_s(), time.perf_counter()
         async with Launcher(config, gateway, work=folder / "work", failed=folder / "failed") as launcher:
             ready = time.perf_counter()
@@ -90,15 +90,15 @@ async def _executions(config: HarnessConfig, task: Task, folder: Path, num_execu
                         group.create_task(run(launcher, index))
             ended = time.perf_counter()
         assert started <= ready
-        return Cost(1000 * (_cpu_s() - before), 1000 * (ended - ready))
+        return LaunchCost(1000 * (_cpu_s() - before), 1000 * (ended - ready))
 
     idle = await session(0)
     total = await session(num_executions)
     server.close()
-    return Cost((total.cpu_ms - idle.cpu_ms) / num_executions, total.wall_ms / num_executions)
+    return LaunchCost((total.cpu_ms - idle.cpu_ms) / num_executions, total.wall_ms / num_executions)
 
 
-async def _evaluations(config: HarnessConfig, task: Task, folder: Path, num_executions: int, at_once: int) -> Cost:
+async def _evaluations(config: HarnessConfig, task: Task, folder: Path, num_executions: int, at_once: int) -> LaunchCost:
     host = SandboxHost(config, folder / "work")
     threads = DiskThreads()
     evaluator = Evaluator(host, threads, DiskWatch(config.limits))
@@ -115,7 +115,7 @@ async def _evaluations(config: HarnessConfig, task: Task, folder: Path, num_exec
         async with asyncio.TaskGroup() as group:
             for index in range(start, min(start + at_once, num_executions)):
                 group.create_task(run(index))
-    cost = Cost(1000 * (_cpu_s() - before) / num_executions, 1000 * (time.perf_counter() - started) / num_executions)
+    cost = LaunchCost(1000 * (_cpu_s() - before) / num_executions, 1000 * (time.perf_counter() - started) / num_executions)
     threads.close()
     host.close()
     return cost

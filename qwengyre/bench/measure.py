@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 
 
-class Measured(msgspec.Struct, frozen=True):
+class Timing(msgspec.Struct, frozen=True):
     cpu_s: float
     """Process CPU time: what other programs do on the machine does not count."""
     peak_mb: float
     """Highest resident memory above what was resident before."""
 
 
-def measure(work: Callable[[], object]) -> Measured:
+def measure(work: Callable[[], object]) -> Timing:
     """Linux only: resets the high-water mark of resident memory."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
@@ -26,7 +26,7 @@ def measure(work: Callable[[], object]) -> Measured:
     before, started = _resident_kb("VmRSS"), time.process_time()
     work()
     cpu_s = time.process_time() - started
-    return Measured(cpu_s, (_resident_kb("VmHWM") - before) / 1024)
+    return Timing(cpu_s, (_resident_kb("VmHWM") - before) / 1024)
 
 
 def _resident_kb(field: str) -> int:

@@ -20,7 +20,7 @@ from qwengyre.trainer.tree_model import TreeModel
 from qwengyre.trajectory.layout import LayoutPath, build_row
 
 
-class Line(msgspec.Struct, frozen=True):
+class MemoryLine(msgspec.Struct, frozen=True):
     case: str
     num_tokens: int
     parameters: int
@@ -56,7 +56,7 @@ def _model(**sizes: int) -> nn.Module:
     return model
 
 
-def _run(name: str, model: nn.Module, num_tokens: int, chunk_tokens: int) -> Line:
+def _run(name: str, model: nn.Module, num_tokens: int, chunk_tokens: int) -> MemoryLine:
     tree_model = TreeModel(model, TrainerConfig(chunk_tokens=chunk_tokens))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -68,6 +68,6 @@ def _run(name: str, model: nn.Module, num_tokens: int, chunk_tokens: int) -> Lin
         tree_model.train(row, targets, lambda logp: torch.ones_like(logp) / num_tokens)
 
     measured = measure(train)
-    line = Line(name, num_tokens, sum(p.numel() for p in model.parameters()), measured.cpu_s, measured.peak_mb)
+    line = MemoryLine(name, num_tokens, sum(p.numel() for p in model.parameters()), measured.cpu_s, measured.peak_mb)
     say(f"{line.case:26} {line.num_tokens:8} tokens {line.parameters / 1e6:6.1f}M {line.cpu_s:8.1f} s {line.peak_mb:7.0f} MB")
     return line

@@ -39,12 +39,12 @@ class Switched(NamedTuple):
     cpu_s: float
 
 
-class Spent(NamedTuple):
+class PhaseCost(NamedTuple):
     clock_s: float
     cpu_s: float
 
 
-class Figures(msgspec.Struct, frozen=True):
+class SwitchFigures(msgspec.Struct, frozen=True):
     carrier: str
     weights_mb: float
     switches: int
@@ -89,7 +89,7 @@ def num_layers(megabytes: float) -> int:
     return max(1, -int(-(megabytes * 1e6 / 4 - VOCABULARY * hidden) // per_layer))
 
 
-async def switch_cell(model_dir: Path, scratch: Path, kind: str, switches: int) -> Figures:
+async def switch_cell(model_dir: Path, scratch: Path, kind: str, switches: int) -> SwitchFigures:
     from qwengyre.engines.model import read_weights
     from qwengyre.launchers.local import LocalLauncher
     from qwengyre.runtime.cell_client import CellClient
@@ -112,10 +112,10 @@ async def switch_cell(model_dir: Path, scratch: Path, kind: str, switches: int) 
     return _figures(kind, weights, switched[1:], read[1:])
 
 
-def _figures(kind: str, weights: Exposure, switched: list[Switched], read: list[Spent]) -> Figures:
+def _figures(kind: str, weights: Exposure, switched: list[Switched], read: list[PhaseCost]) -> SwitchFigures:
     phases_s = {phase: _median([one.phases_s[phase] for one in switched]) for phase in switched[0].phases_s}
     switch_cpu_s, bytes_cpu_s = _median([one.cpu_s for one in switched]), _median([one.cpu_s for one in read])
-    return Figures(
+    return SwitchFigures(
         carrier=kind,
         weights_mb=weights.num_bytes / 1e6,
         switches=len(switched),
@@ -158,7 +158,7 @@ async def _there_and_back(client: CellClient, weights: Exposure, pid: int) -> Sw
     phases_s: dict[str, float] = {}
     before = time.process_time() + process_cpu_s(pid)
     for operation in (api.EnterTraining(), api.BeginStep(0, weights), api.EnterRollout(weights, weights.version)):
-        phases_s |= (await client.call(operation, api.Done, DEADLINE_S)).phases_s
+        phases_s |= (await client.call(operation, api.Timed, DEADLINE_S)).phases_s
     return Switched(phases_s, time.process_time() + process_cpu_s(pid) - before)
 
 
@@ -167,11 +167,11 @@ def process_cpu_s(pid: int) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
 
 
-def _read_twice(carrier: Carrier, weights: Exposure) -> Spent:
+def _read_twice(carrier: Carrier, weights: Exposure) -> PhaseCost:
     """Everything as one region into memory just taken."""
     whole = Region("all", 0, weights.num_bytes, "|u1", (weights.num_bytes,))
     snapshot = msgspec.structs.replace(weights, regions=(whole,))
     clock, cpu = time.perf_counter(), time.process_time()
     for _ in range(2):
         carrier.read(snapshot)
-    return Spent(time.perf_counter() - clock, time.process_time() - cpu)
+    return PhaseCost(time.perf_counter() - clock, time.process_time() - cpu)

@@ -18,10 +18,10 @@ import typer
 from torch import Tensor, nn
 
 from qwengyre.bench import trl_rows
-from qwengyre.bench.measure import Measured, measure
+from qwengyre.bench.measure import Timing, measure
 from qwengyre.bench.output import say
 from qwengyre.bench.recorded import CAPTURES, recorded_case, recorded_trees
-from qwengyre.bench.trees import VOCABULARY, Case, Cost, shared_prompt, sharing_most, side_branches
+from qwengyre.bench.trees import VOCABULARY, Case, ModelCost, shared_prompt, sharing_most, side_branches
 from qwengyre.cli.json_output import JsonTarget, write_json
 from qwengyre.core.errors import ConfigError
 from qwengyre.trainer.config import TrainerConfig
@@ -38,7 +38,7 @@ METHODS = ("flattened", "dense", "chains", "chains-chunked", "trl")
 """`dense` for rows that are not too long, `trl` where it is installed."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class MethodLine(msgspec.Struct, frozen=True):
     """One method on one case, as `--json` writes it."""
 
     case: str
@@ -67,7 +67,7 @@ def tree_training(
     wanted = frozenset(filter(None, methods.split(",")))
     if unknown := wanted - set(METHODS):
         raise ConfigError(f"{sorted(unknown)[0]!r} is none of {', '.join(METHODS)}", key="--methods")
-    found: list[Line] = []
+    found: list[MethodLine] = []
     say(
         f"{'case':36} {'method':15} {'ideal':>6} {'ratio':>6} {'reached':>8} {'cpu s':>7} {'peak MB':>8} {'logp gap':>9} {'grad gap':>9}"
     )
@@ -116,11 +116,11 @@ def bench_model() -> nn.Module:
     return model
 
 
-def run_case(work: Work, repeats: int, wanted: frozenset[str] = frozenset()) -> list[Line]:
+def run_case(work: Work, repeats: int, wanted: frozenset[str] = frozenset()) -> list[MethodLine]:
     """The wanted methods (none named: all) on one case, interleaved."""
     model = work.model
     runs = {name: run for name, run in work.methods().items() if not wanted or name in {"flattened", *wanted}}
-    measured: dict[str, list[Measured]] = {name: [] for name in runs}
+    measured: dict[str, list[Timing]] = {name: [] for name in runs}
     logp: dict[str, Tensor] = {}
     gradient: dict[str, Tensor] = {}
     for _ in range(repeats):
@@ -130,7 +130,7 @@ def run_case(work: Work, repeats: int, wanted: frozenset[str] = frozenset()) -> 
             measured[name].append(measure(lambda run=run, name=name: logp.__setitem__(name, run())))
             say(f"  {work.name}: {name} took {measured[name][-1].cpu_s:.1f} s")
             gradient[name] = torch.cat([p.grad.flatten() for p in model.parameters()])
-    ideal = Cost.of(model.config).ideal(work.row)
+    ideal = ModelCost.of(model.config).ideal(work.row)
     flattened = min(m.cpu_s for m in measured["flattened"])
     lines = []
     for name, runs_of in measured.items():
@@ -139,7 +139,7 @@ def run_case(work: Work, repeats: int, wanted: frozenset[str] = frozenset()) -> 
         logp_gap = float((logp[name] - logp["flattened"]).abs().max())
         share = 1.0 if name == "flattened" else ideal
         peak_mb = min(m.peak_mb for m in runs_of)
-        lines.append(Line(work.name, name, share, cpu_s / flattened, peak_mb, logp_gap, float(gap), cpu_s))
+        lines.append(MethodLine(work.name, name, share, cpu_s / flattened, peak_mb, logp_gap, float(gap), cpu_s))
     return lines
 
 

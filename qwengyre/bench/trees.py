@@ -62,20 +62,20 @@ def side_branches(trunk_tokens: int, num_branches: int, branch_tokens: int, seed
     )
 
 
-class Cost(msgspec.Struct, frozen=True):
+class ModelCost(msgspec.Struct, frozen=True):
     """FLOPs per token and per attention pair of one model."""
 
     per_token: float
     per_pair: float
 
     @staticmethod
-    def of(config) -> Cost:
+    def of(config) -> ModelCost:
         """`config`: a Qwen3Config. The embedding look-up is free, the head is not."""
         hidden, head = config.hidden_size, config.head_dim
         attention = hidden * head * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
         weights = config.num_hidden_layers * (attention + 3 * hidden * config.intermediate_size)
         pairs = 14.0 * config.num_attention_heads * head * config.num_hidden_layers
-        return Cost(6.0 * (weights + hidden * config.vocab_size), pairs)
+        return ModelCost(6.0 * (weights + hidden * config.vocab_size), pairs)
 
     def ideal(self, row: TreeRow) -> float:
         """FLOPs of distinct tokens and pairs over those of the flattened paths."""

@@ -32,7 +32,7 @@ SETTLE_S: Final = 0.002
 READER = "from qwengyre.bench.weights import satellite; satellite()"
 
 
-class Figures(msgspec.Struct, frozen=True):
+class ReadFigures(msgspec.Struct, frozen=True):
     carrier: str
     snapshot_gb: float
     satellites: int
@@ -50,7 +50,7 @@ class Figures(msgspec.Struct, frozen=True):
     """Reads under concurrent updates that returned bytes of two versions. 0 is the only right figure."""
 
 
-class Job(msgspec.Struct, frozen=True):
+class SatelliteJob(msgspec.Struct, frozen=True):
     """What a satellite process is told."""
 
     carrier: str
@@ -70,7 +70,7 @@ def weights(
     """Read snapshots from several processes: speed against the bare carrier, cost to the core, torn reads."""
     num_parameters = max(1, int(gigabytes * 1e9 / PARAMETER_BYTES))
     parameters = {f"layers.{index}.weight": np.full(PARAMETER_BYTES // 4, index, np.float32) for index in range(num_parameters)}
-    step = Step()
+    step = BusyStep()
     raw_rates, rates, slowdowns = [], [], []
     with closing(open_bench_carrier(carrier, PREFIX)) as core:
         snapshot = core.expose(parameters, version=1, epoch=1)
@@ -83,7 +83,7 @@ def weights(
     good, stale, torn = read_under_updates(carrier, updates)
     raw_rate, rate, gb = median(raw_rates), median(rates), snapshot.num_bytes / 1e9
     slowdown = median(slowdowns)
-    figures = Figures(carrier, gb, satellites, rate, raw_rate, rate / raw_rate, slowdown, updates, good, stale, torn)
+    figures = ReadFigures(carrier, gb, satellites, rate, raw_rate, rate / raw_rate, slowdown, updates, good, stale, torn)
     write_json(json_target, figures)
     say(f"{figures.snapshot_gb:.2f} GB to {satellites} satellites over {carrier}: {rate:.2f} GB/s, raw {raw_rate:.2f} GB/s")
     say(f"share_of_raw {figures.share_of_raw:.2f}    core_slowdown {figures.core_slowdown:+.1%}")
@@ -94,7 +94,7 @@ class Satellites:
     """Processes that read an exposure, once all are ready, on `cpus`."""
 
     def __init__(self, exposure: Exposure, carrier: str, num: int, cpus: list[int]):
-        job = msgspec.json.encode(Job(carrier, exposure, cpus))
+        job = msgspec.json.encode(SatelliteJob(carrier, exposure, cpus))
         self._readers = [
             subprocess.Popen([sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(num)
         ]
@@ -132,7 +132,7 @@ class Satellites:
         reader.communicate()
 
 
-def read_by_satellites(exposure: Exposure, carrier: str, num_satellites: int, step: Step) -> float:
+def read_by_satellites(exposure: Exposure, carrier: str, num_satellites: int, step: BusyStep) -> float:
     """GB/s that all satellites read together, while this process computes step after step on a processor of its own."""
     with _on_first_cpu() as others:
         satellites = Satellites(exposure, carrier, num_satellites, others)
@@ -141,7 +141,7 @@ def read_by_satellites(exposure: Exposure, carrier: str, num_satellites: int, st
     return num_satellites * ROUNDS * exposure.num_bytes / satellites.seconds() / 1e9
 
 
-def slowdowns_by(exposure: Exposure, carrier: str, num_satellites: int, step: Step) -> list[float]:
+def slowdowns_by(exposure: Exposure, carrier: str, num_satellites: int, step: BusyStep) -> list[float]:
     """CPU time of a step while satellites read over one while they are stopped, less one; by turns of some milliseconds."""
     with _on_first_cpu() as others:
         satellites = Satellites(exposure, carrier, num_satellites, others)
@@ -170,7 +170,7 @@ def _on_first_cpu() -> Iterator[list[int]]:
 
 def satellite() -> None:
     """The reader's process: take a job, allocate, read when told."""
-    job = msgspec.json.decode(sys.stdin.readline(), type=Job)
+    job = msgspec.json.decode(sys.stdin.readline(), type=SatelliteJob)
     os.sched_setaffinity(0, job.cpus)
     reader = open_bench_carrier(job.carrier, PREFIX)
     target = {region.name: np.ones(region.shape, region.dtype) for region in job.exposure.regions}
@@ -181,7 +181,7 @@ def satellite() -> None:
     print("done", flush=True)
 
 
-class Step:
+class BusyStep:
     """Something like a step of the core, on one thread: matrix products that stay in its cache."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
 from qwengyre.transfer.api import Exposure
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class Timed(msgspec.Struct, frozen=True, tag=True):
     """An operation that returns nothing but how long its phases took."""
 
     phases_s: dict[str, float] = {}

@@ -26,7 +26,7 @@ from qwengyre.core.errors import CellFailed, EngineError, QwenGyreError, Trainer
 from qwengyre.engines.api import CellEngine
 from qwengyre.engines.config import EngineConfig
 from qwengyre.rpc.processes import announce
-from qwengyre.rpc.server import Server, Service
+from qwengyre.rpc.server import RpcServer, Service
 from qwengyre.rpc.store import KeyStore
 from qwengyre.telemetry.folder import snapshot_file
 from qwengyre.telemetry.log_lines import log_to
@@ -84,7 +84,7 @@ class CellAddress(msgspec.Struct, frozen=True):
     pid: int
 
 
-class Cell:
+class CellProcess:
     """Owns the engine and the trainer, and answers operations one at a time per kind."""
 
     def __init__(self, spec: CellSpec, build: Callable[..., CellParts] = build_parts) -> None:
@@ -154,7 +154,7 @@ class Cell:
         self._store = KeyStore(self.spec.host, self.spec.secret)
         return api.Offered(self._store.address)
 
-    async def connect_members(self, op: api.ConnectMembers) -> api.Done:
+    async def connect_members(self, op: api.ConnectMembers) -> api.Timed:
         membership = Membership(
             number=op.membership,
             rank=op.cell_order.index(self.spec.cell),
@@ -164,19 +164,19 @@ class Cell:
         )
         started = time.monotonic()
         await self.on_trainer(lambda: self.trainer.connect(membership))
-        return api.Done({"connect": time.monotonic() - started})
+        return api.Timed({"connect": time.monotonic() - started})
 
-    async def enter_training(self, op: api.EnterTraining) -> api.Done:
+    async def enter_training(self, op: api.EnterTraining) -> api.Timed:
         phases_s: dict[str, float] = {}
         await self._phase("offload_engine", self.own_engine.offload(), phases_s)
         await self._phase("restore_trainer", self.on_trainer(self.trainer.restore), phases_s)
-        return api.Done(phases_s)
+        return api.Timed(phases_s)
 
-    async def enter_rollout(self, op: api.EnterRollout) -> api.Done:
+    async def enter_rollout(self, op: api.EnterRollout) -> api.Timed:
         phases_s: dict[str, float] = {}
         await self._phase("offload_trainer", self.on_trainer(self.trainer.offload), phases_s)
         await self._phase("restore_engine", self.own_engine.restore(op.snapshot, op.version), phases_s)
-        return api.Done(phases_s)
+        return api.Timed(phases_s)
 
     async def _phase(self, name: str, job: Awaitable[None], phases_s: dict[str, float]) -> None:
         """One phase of a role switch. Raises CellFailed when it fails: this life is between two roles and must end.
@@ -192,7 +192,7 @@ class Cell:
             raise CellFailed(self.spec.cell, f"phase {name} of its role switch failed: {error}") from error
         phases_s[name] = time.monotonic() - started
 
-    async def begin_step(self, op: api.BeginStep) -> api.Done:
+    async def begin_step(self, op: api.BeginStep) -> api.Timed:
         def begin() -> None:
             if op.snapshot is not None:
                 self.trainer.pull(op.snapshot)
@@ -200,15 +200,15 @@ class Cell:
 
         started = time.monotonic()
         await self.on_trainer(begin)
-        return api.Done({"join": time.monotonic() - started})
+        return api.Timed({"join": time.monotonic() - started})
 
     async def compute(self, op: api.Compute) -> api.Computed:
         return api.Computed(await self.on_trainer(lambda: self.trainer.compute(op.micro_step)))
 
-    async def reduce(self, op: api.Reduce) -> api.Done:
+    async def reduce(self, op: api.Reduce) -> api.Timed:
         started = time.monotonic()
         await self.on_trainer(lambda: self.trainer.reduce(op.num_members))
-        return api.Done({"reduce": time.monotonic() - started})
+        return api.Timed({"reduce": time.monotonic() - started})
 
     async def apply(self, op: api.Apply) -> api.Applied:
         return api.Applied(await self.on_trainer(lambda: self.trainer.apply(op.num_executions)))
@@ -233,7 +233,7 @@ class Cell:
 
         return api.Exposed(await self.on_trainer(expose))
 
-    async def update_weights(self, op: api.UpdateWeights) -> api.Done:
+    async def update_weights(self, op: api.UpdateWeights) -> api.Timed:
         started = time.monotonic()
         engine = self.own_engine
         await engine.pause("keep")
@@ -241,21 +241,21 @@ class Cell:
             await engine.update_weights(op.snapshot, op.version)
         finally:
             await engine.resume()
-        return api.Done({"update_weights": time.monotonic() - started})
+        return api.Timed({"update_weights": time.monotonic() - started})
 
-    async def save_checkpoint(self, op: api.SaveCheckpoint) -> api.Done:
+    async def save_checkpoint(self, op: api.SaveCheckpoint) -> api.Timed:
         extra = {"journal_position": op.journal_position}
         started = time.monotonic()
         await self.on_trainer(lambda: self.trainer.save_checkpoint(Path(op.directory), op.step, Path(op.files), extra))
-        return api.Done({"checkpoint": time.monotonic() - started})
+        return api.Timed({"checkpoint": time.monotonic() - started})
 
-    async def load_checkpoint(self, op: api.LoadCheckpoint) -> api.Done:
+    async def load_checkpoint(self, op: api.LoadCheckpoint) -> api.Timed:
         await self.on_trainer(lambda: self.trainer.load_checkpoint(Path(op.directory)))
-        return api.Done()
+        return api.Timed()
 
-    async def save_snapshot(self, op: api.SaveSnapshot) -> api.Done:
+    async def save_snapshot(self, op: api.SaveSnapshot) -> api.Timed:
         await self.on_trainer(lambda: self.trainer.save_weights(snapshot_file(Path(op.directory), op.version)))
-        return api.Done()
+        return api.Timed()
 
     async def audit(self, op: api.Audit) -> api.Audited:
         return api.Audited(await self.on_trainer(lambda: self.trainer.audit(op.micro_steps, Path(op.snapshots_dir))))
@@ -278,9 +278,9 @@ class Cell:
 async def serve(spec: CellSpec) -> None:
     from qwengyre.engines.server import EngineServer
 
-    cell = Cell(spec)
+    cell = CellProcess(spec)
     engine_server = EngineServer(cell.engine, secret=spec.secret)
-    control = Server(spec.secret, lambda: Service({api.CellRequest: cell.handle}))
+    control = RpcServer(spec.secret, lambda: Service({api.CellRequest: cell.handle}))
     data = await engine_server.serve(f"tcp://{spec.host}:0")
     address = CellAddress(spec.cell, spec.incarnation, await control.listen(f"tcp://{spec.host}:0"), data, os.getpid())
     announce(Path(spec.ready_file), msgspec.json.encode(address))

@@ -17,7 +17,7 @@ from qwengyre.telemetry.folder import RunFolder
 from qwengyre.trainer import checkpoint
 
 
-class Source(NamedTuple):
+class PolicySource(NamedTuple):
     """Where the policy of one step lies in a run folder."""
 
     files: Path
@@ -55,14 +55,16 @@ def export_model(
     say(f"serve it with `vllm serve {shlex.quote(str(out))}`, or train on from it: policy.model = {str(out)!r}")
 
 
-def policies(folder: RunFolder) -> dict[int, Source]:
+def policies(folder: RunFolder) -> dict[int, PolicySource]:
     """Every policy that the run still has, by its step: its checkpoint, else its snapshot."""
-    found = {step: Source(folder.policy, path) for step, path in folder.snapshot_files().items()}
-    found |= {step: Source(path, path / checkpoint.WEIGHTS) for step, path in checkpoint.checkpoints(folder.checkpoints).items()}
+    found = {step: PolicySource(folder.policy, path) for step, path in folder.snapshot_files().items()}
+    found |= {
+        step: PolicySource(path, path / checkpoint.WEIGHTS) for step, path in checkpoint.checkpoints(folder.checkpoints).items()
+    }
     return dict(sorted(found.items()))
 
 
-def _write(source: Source, out: Path) -> None:
+def _write(source: PolicySource, out: Path) -> None:
     try:
         checkpoint.write_model(out.absolute(), source.files, source.weights)
     except FileNotFoundError as error:
@@ -75,7 +77,7 @@ def _write(source: Source, out: Path) -> None:
         raise ConfigError(f"cannot be written: {error.strerror}", file=str(out)) from error
 
 
-def _ranges(steps: dict[int, Source]) -> str:
+def _ranges(steps: dict[int, PolicySource]) -> str:
     """
     >>> _ranges({1: None, 2: None, 3: None, 7: None})
     '1 to 3, 7'

@@ -26,7 +26,7 @@ from qwengyre.gateway.records import Opened
 from qwengyre.gateway.serve import GatewayServer
 from qwengyre.runtime.run_config import load_run
 from qwengyre.sandbox.config import HarnessConfig
-from qwengyre.sandbox.harness import ExecutionSpec, Gateway
+from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.task import Task, load_task
 
@@ -126,7 +126,7 @@ async def _run(trial: Trial) -> Outcome:
             most = min(trial.gateway.max_context_tokens, most)
             execution = await server.gateway.open(_opened(trial, most))
             execution.route.set(SERVER)
-            address = Gateway(str(config.harness_socket), f"http://127.0.0.1:{server.listening.port}")
+            address = GatewayAddress(str(config.harness_socket), f"http://127.0.0.1:{server.listening.port}")
             work = Path(private) / "work"
             async with Launcher(trial.harness, address, work=work, failed=trial.keep / "failed") as launcher:
                 return await _execute(trial, launcher, server, work / f"{NAME}.0", execution)

@@ -50,7 +50,7 @@ def simulate(
     from qwengyre.cli.output import say, write_text
     from qwengyre.cli.simulation import LEFT_OUT, print_table, read_policies, read_seeds, read_source
     from qwengyre.sim.compare import compare, report_json
-    from qwengyre.sim.results import Job, run_job, workers
+    from qwengyre.sim.results import SimulationJob, run_job, workers
 
     name, source = read_source(workload, run, override or [])
     base = Setting(training_nodes=training_nodes, standalone_nodes=standalone_nodes, two_way=two_way, backlog=backlog)
@@ -68,5 +68,5 @@ def simulate(
     if html:
         from qwengyre.dashboard.simulation_page import comparison_page
 
-        recorded = [(r, run_job(Job(source, r.settings, report.seeds[0], True)).timeline) for r in report.results]
+        recorded = [(r, run_job(SimulationJob(source, r.settings, report.seeds[0], True)).timeline) for r in report.results]
         write_text(html, comparison_page(report, source.workload, recorded))

@@ -17,7 +17,7 @@ from qwengyre.dashboard.terminal import SafeConsole
 from qwengyre.sim.compare import Report, effective
 from qwengyre.sim.measured import measured_source
 from qwengyre.sim.planner import Plan, plan_toml
-from qwengyre.sim.results import Drawn, Result, Source
+from qwengyre.sim.results import Drawn, DurationSource, Result
 from qwengyre.sim.settings import POLICY_NAMES
 from qwengyre.sim.units import num_seeds, show_hours
 from qwengyre.sim.workload import Workload, load_workload, to_workload
@@ -26,7 +26,7 @@ from qwengyre.telemetry.folder import RunFolder
 LEFT_OUT = "Evaluations, for which the run took time too, are left out."
 
 
-def read_source(spec: str | None, run: Path | None, overrides: Sequence[str]) -> tuple[str, Source]:
+def read_source(spec: str | None, run: Path | None, overrides: Sequence[str]) -> tuple[str, DurationSource]:
     """The name of a workload and where its durations come from. Raises ConfigError."""
     if run is not None:
         if spec is not None:

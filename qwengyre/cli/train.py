@@ -57,13 +57,13 @@ def train(
 
 def run_in(config: RunConfig, folder: RunFolder, *, is_new: bool, on_stderr: bool = False) -> None:
     """Run to the end, shown on standard output or error. The folder of a new run that was refused before it began is removed again."""
-    from qwengyre.dashboard.live import Screen, outcome_table
+    from qwengyre.dashboard.live import LiveScreen, outcome_table
     from qwengyre.dashboard.report import write_report
     from qwengyre.runtime.train import train as run  # imports the runtime, only once the input is known to be good
 
     stop_as_ctrl_c_does()
     try:
-        with Screen(SafeConsole(stderr=on_stderr)) as screen:
+        with LiveScreen(SafeConsole(stderr=on_stderr)) as screen:
             summary = run(config, folder, screen)
             write_report(folder)
             if config.scheduler.steps:

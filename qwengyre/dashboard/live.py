@@ -36,7 +36,7 @@ MIN_STRIP: Final = 8
 PLAIN_EVERY_S: Final = 15.0
 
 
-class Screen:
+class LiveScreen:
     """Shows one `View` after another; used as a context manager around the run."""
 
     def __init__(self, console: Console | None = None):
@@ -46,7 +46,7 @@ class Screen:
         self._plain = PlainLines()
         self._live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> LiveScreen:
         if self._live is not None:
             self._live.start()
         return self

@@ -36,7 +36,7 @@ class Facts(msgspec.Struct, frozen=True):
     sees_shared: bool
 
 
-class Probe:
+class NodeProbe:
     """One per node, as a Ray actor."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ def _place(nodes: Sequence[dict]) -> tuple[list[tuple[str, object]], list[Findin
     for index, node in enumerate(nodes):
         name = f"{node['NodeManagerAddress']} #{index}"
         on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        probe = ray.remote(Probe).options(num_cpus=0, scheduling_strategy=on_node).remote()
+        probe = ray.remote(NodeProbe).options(num_cpus=0, scheduling_strategy=on_node).remote()
         try:
             ray.get(probe.now.remote(), timeout=DEADLINE_S)
             probes.append((name, probe))

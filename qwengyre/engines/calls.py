@@ -47,7 +47,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Piece:
+class PromptPiece:
     """`length` known tokens of a call from `start` on, to be computed in one pass."""
 
     call: Call
@@ -70,7 +70,7 @@ class Counts:
     tokens_imported: int = 0
 
 
-def make_pass(decoding: list[Call], pieces: list[Piece], table_RB: np.ndarray) -> Pass:
+def make_pass(decoding: list[Call], pieces: list[PromptPiece], table_RB: np.ndarray) -> Pass:
     """One token of each decoding call, then the pieces. Each call's blocks are row `slot` of `table_RB`."""
     token_ids = [call.tokens[call.size - 1] for call in decoding]
     positions = [call.size - 1 for call in decoding]

@@ -17,18 +17,18 @@ import numpy as np
 
 from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable
 from qwengyre.engines.api import FinishReason, GenerateRequest, TokenChunk
-from qwengyre.engines.calls import Call, Counts, Piece, make_pass
+from qwengyre.engines.calls import Call, Counts, PromptPiece, make_pass
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.kv import PrefixCache
 from qwengyre.engines.model import Read
-from qwengyre.engines.passes import Served
+from qwengyre.engines.passes import ServableModel
 from qwengyre.engines.state_cache import StateCache
 
 
 class EngineCore:
     """All state of an engine that holds weights. One owner calls it; an offloaded engine has none."""
 
-    def __init__(self, spec: Served, config: EngineConfig, *, version: int):
+    def __init__(self, spec: ServableModel, config: EngineConfig, *, version: int):
         self.spec, self.config, self.version = spec, config, version
         self.weights, self.memory, self.forward, self.states = spec.open(config)
         if self.states is None:
@@ -221,7 +221,7 @@ class EngineCore:
             call.blocks.append(block)
         return True
 
-    def _plan(self) -> tuple[list[Call], list[Piece]]:
+    def _plan(self) -> tuple[list[Call], list[PromptPiece]]:
         """Calls that decode, and the pieces of prompts that fit into this pass; the oldest call first."""
         decoding, pieces, budget, index = [], [], self.config.prefill_chunk, 0
         while index < len(self.running):
@@ -234,7 +234,7 @@ class EngineCore:
             if missing == 1:
                 decoding.append(call)
             elif length:
-                pieces.append(Piece(call, call.computed, length))
+                pieces.append(PromptPiece(call, call.computed, length))
                 budget -= length
             index += 1
         return decoding, pieces
@@ -259,7 +259,7 @@ class EngineCore:
         self.cache.drop(call.blocks)
         call.blocks, call.computed = [], 0
 
-    def _count(self, piece: Piece) -> None:
+    def _count(self, piece: PromptPiece) -> None:
         call, end = piece.call, piece.start + piece.length
         again = max(0, min(end, call.recompute) - piece.start)
         self.counts.tokens_recomputed_at_publish += again

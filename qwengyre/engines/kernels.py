@@ -7,7 +7,7 @@ from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.kv import KVMemory
 from qwengyre.engines.model import EngineWeights, ModelSpec
 from qwengyre.engines.native.forward import NativeForward, is_supported
-from qwengyre.engines.passes import Forward, Opened
+from qwengyre.engines.passes import Forward, LoadedModel
 from qwengyre.engines.torch_forward import TorchForward
 
 NATIVE_HIDDEN = 512
@@ -29,7 +29,7 @@ def make_forward(config: EngineConfig, weights: EngineWeights, memory: KVMemory)
     return NativeForward(weights, memory) if uses_native(config, weights.spec) else TorchForward(weights, memory)
 
 
-def open_qwen3(spec: ModelSpec, config: EngineConfig) -> Opened:
+def open_qwen3(spec: ModelSpec, config: EngineConfig) -> LoadedModel:
     """Weights, blocks and the kernels of the config."""
     weights, memory = EngineWeights(spec), KVMemory(spec, num_blocks=config.kv_blocks, block_size=config.block_size)
-    return Opened(weights, memory, make_forward(config, weights, memory))
+    return LoadedModel(weights, memory, make_forward(config, weights, memory))

@@ -24,7 +24,7 @@ from qwengyre.models.weight_files import weight_files
 
 if TYPE_CHECKING:
     from qwengyre.engines.config import EngineConfig
-    from qwengyre.engines.passes import Opened
+    from qwengyre.engines.passes import LoadedModel
 
 LAYER = "model.layers.{}."
 BEFORE = {
@@ -56,7 +56,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         text = f"qwen3 float32 interleaved, by layer and chunk, block={block_size} {msgspec.json.encode(self).decode()}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def open(self, config: EngineConfig) -> Opened:
+    def open(self, config: EngineConfig) -> LoadedModel:
         """Memory to serve with."""
         from qwengyre.engines.kernels import open_qwen3
 

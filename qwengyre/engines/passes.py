@@ -69,7 +69,7 @@ class Weights(Protocol):
         ...
 
 
-class States(Protocol):
+class StateSlots(Protocol):
     """States of recurrent layers, by slot."""
 
     num_bytes: int
@@ -85,17 +85,17 @@ class States(Protocol):
         ...
 
 
-class Opened(NamedTuple):
+class LoadedModel(NamedTuple):
     """A model with the memory that it serves with."""
 
     weights: Weights
     memory: BlockMemory
     forward: Forward
-    states: States | None = None
+    states: StateSlots | None = None
     """None: no layer keeps any."""
 
 
-class Served(Protocol):
+class ServableModel(Protocol):
     """A model that an engine can serve."""
 
     vocabulary: int
@@ -104,6 +104,6 @@ class Served(Protocol):
         """Equal for two engines exactly when one can read the KV blocks of the other."""
         ...
 
-    def open(self, config: EngineConfig) -> Opened:
+    def open(self, config: EngineConfig) -> LoadedModel:
         """Memory to serve with. Raises ConfigError."""
         ...

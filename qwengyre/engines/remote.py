@@ -20,7 +20,7 @@ from qwengyre.engines.wire import (
     Imported,
     ImportKV,
     Release,
-    Start,
+    StartCall,
     Status,
 )
 from qwengyre.rpc.client import Client
@@ -76,7 +76,7 @@ class RemoteEngine:
         has_begun, finished = False, False
         try:
             await self.connect()
-            self._client.say_nowait(Start(msgspec.structs.replace(request, request_id=name)))
+            self._client.say_nowait(StartCall(msgspec.structs.replace(request, request_id=name)))
             has_begun = True
             while not finished:
                 item = await stream.get()

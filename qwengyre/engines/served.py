@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from qwengyre.engines.model import is_plain_qwen3, read_spec
-from qwengyre.engines.passes import Served
+from qwengyre.engines.passes import ServableModel
 
 
-def read_served(model_dir: Path) -> Served:
+def read_served(model_dir: Path) -> ServableModel:
     """Raises ConfigError for a folder that is not whole, ModelRefused for a model that cannot be served as it computes."""
     if is_plain_qwen3(model_dir):
         return read_spec(model_dir)

@@ -20,12 +20,12 @@ from qwengyre.engines.wire import (
     Imported,
     ImportKV,
     Release,
-    Start,
+    StartCall,
     Status,
 )
 from qwengyre.rpc.connection import Connection
 from qwengyre.rpc.refusal import describe
-from qwengyre.rpc.server import Done, Server, Service
+from qwengyre.rpc.server import Done, RpcServer, Service
 
 
 class EngineServer:
@@ -34,7 +34,7 @@ class EngineServer:
     def __init__(self, engine: Serving, *, secret: bytes):
         """Raises ConfigError without a secret."""
         self.engine = engine
-        self._server = Server(secret, lambda: _Peer(engine))
+        self._server = RpcServer(secret, lambda: _Peer(engine))
 
     @property
     def connections(self) -> list[Connection]:
@@ -52,7 +52,7 @@ class EngineServer:
 class _Peer(Service):
     """One connection: its calls die with it."""
 
-    messages = (Start,)
+    messages = (StartCall,)
 
     def __init__(self, engine: Serving):
         self.engine = engine
@@ -65,7 +65,7 @@ class _Peer(Service):
         self._connection = connection
         self._spawn("heartbeat", self._heartbeat())
 
-    def hear(self, message: Start) -> None:
+    def hear(self, message: StartCall) -> None:
         self._spawn(message.request.request_id, self._generate(message))
 
     def end(self) -> None:
@@ -82,7 +82,7 @@ class _Peer(Service):
             self._send_status()
             await asyncio.sleep(HEARTBEAT_S)
 
-    async def _generate(self, start: Start) -> None:
+    async def _generate(self, start: StartCall) -> None:
         request_id = start.request.request_id
         stream = self.engine.generate(start.request)
         try:

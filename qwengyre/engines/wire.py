@@ -17,7 +17,7 @@ from qwengyre.rpc.refusal import Refused
 HEARTBEAT_S = 1.0
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class StartCall(msgspec.Struct, frozen=True, tag=True):
     request: GenerateRequest
 
 

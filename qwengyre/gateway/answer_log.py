@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from qwengyre.gateway.protocol.deltas import AnswerSoFar, Delta, ToolArguments, ToolStart
-from qwengyre.gateway.protocol.request import Calls
+from qwengyre.gateway.protocol.request import CallLimit
 from qwengyre.gateway.protocol.wanted import Wanted
 from qwengyre.trajectory.match import ToolUse
 
@@ -44,7 +44,7 @@ class Reader:
 
 
 class AnswerLog:
-    def __init__(self, stops: Sequence[str], calls: Calls = Calls.ANY):
+    def __init__(self, stops: Sequence[str], calls: CallLimit = CallLimit.ANY):
         self.deltas: list[Delta] = []
         self.is_whole = False
         """Nothing more will be added."""

@@ -23,7 +23,7 @@ from qwengyre.gateway.protocol.deltas import Ending, EndReason, Usage
 from qwengyre.gateway.protocol.request import ModelRequest
 from qwengyre.gateway.records import Ended, Sampled
 from qwengyre.gateway.rendering import Rendering
-from qwengyre.gateway.route import Route
+from qwengyre.gateway.route import ExecutionRoute
 from qwengyre.gateway.seen import MakeParser, Seen, num_tokens_of, seen_at
 from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import GatewayStats
@@ -41,7 +41,7 @@ class CallState(Enum):
     ENDED = "ended"
 
 
-class Start:
+class Serve:
     """A server takes the call."""
 
 
@@ -53,18 +53,18 @@ class Park:
     """The engine has stopped or is gone: hold."""
 
 
-class End:
+class Finish:
     """The answer is whole, abandoned or failed."""
 
 
 CALL: Final = {
-    (CallState.HELD, Start): CallState.RUNNING,
+    (CallState.HELD, Serve): CallState.RUNNING,
     (CallState.RUNNING, Stop): CallState.STOPPING,
     (CallState.RUNNING, Park): CallState.HELD,
     (CallState.STOPPING, Park): CallState.HELD,
-    (CallState.HELD, End): CallState.ENDED,
-    (CallState.RUNNING, End): CallState.ENDED,
-    (CallState.STOPPING, End): CallState.ENDED,
+    (CallState.HELD, Finish): CallState.ENDED,
+    (CallState.RUNNING, Finish): CallState.ENDED,
+    (CallState.STOPPING, Finish): CallState.ENDED,
 }
 
 
@@ -190,7 +190,7 @@ class LiveCall:
 
     # --- running ---------------------------------------------------------------------------------------------------------
 
-    async def run(self, route: Route) -> None:
+    async def run(self, route: ExecutionRoute) -> None:
         """Serve the call to its end."""
         try:
             self._recall()
@@ -210,7 +210,7 @@ class LiveCall:
             if known[-1] in self._wiring.stop_token_ids or self.answer.wanted.is_over:
                 self._finish("stop")
 
-    async def _wait_for_server(self, route: Route) -> ServerId:
+    async def _wait_for_server(self, route: ExecutionRoute) -> ServerId:
         """The server to go to. Raises EngineUnavailable when the call has had none that works for `max_hold_s`."""
         since = self._wiring.now()
         if self._held_since is None:
@@ -228,7 +228,7 @@ class LiveCall:
         finally:
             self._held_s += self._wiring.now() - since
 
-    async def _generate(self, server: ServerId, route: Route) -> None:
+    async def _generate(self, server: ServerId, route: ExecutionRoute) -> None:
         """One stay at one server: until the answer is whole, or the call is held again."""
         room = self._session.sampling_room(self.tokens.asked, self._request.max_tokens)
         if room <= 0:
@@ -259,7 +259,7 @@ class LiveCall:
         return GenerateRequest(request_id=self._request_id, token_ids=row_T.tobytes(), sampling=sampling)
 
     def _start(self, server: ServerId) -> None:
-        self._advance(Start())
+        self._advance(Serve())
         if self._server is not None and server != self._server:
             self._num_moves += 1
             self._has_moved = True
@@ -333,7 +333,7 @@ class LiveCall:
 
     def _finish(self, reason: str) -> None:
         """The answer is whole. Its record is closed when a client is about to be told, or has left."""
-        self._advance(End())
+        self._advance(Finish())
         self._reason = reason
         self.answer.close(self._parser.finish())
         self._parked.set()
@@ -342,7 +342,7 @@ class LiveCall:
 
     def _fail(self, error: QwenGyreError) -> None:
         if self.state is not CallState.ENDED:
-            self._advance(End())
+            self._advance(Finish())
         self.failure = error
         self._parked.set()
         if not self.concluded.is_set():
@@ -386,7 +386,7 @@ class LiveCall:
             self._wiring.abort_soon(self._server, self._request_id)
         self._why = why
 
-    def _advance(self, event: Start | Stop | Park | End) -> None:
+    def _advance(self, event: Serve | Stop | Park | Finish) -> None:
         self.state = advance(CALL, f"call {self.tokens.id}", self.state, event)
 
     # --- the record ------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ class LiveCall:
             return
         was_held = self.state is CallState.HELD
         if self.state is not CallState.ENDED:
-            self._advance(End())
+            self._advance(Finish())
         self._close(self._reason or "abort", abandoned=True, position=self._left_at)
         self.answer.end()
         if was_held and self.task is not None:

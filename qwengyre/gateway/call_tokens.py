@@ -21,7 +21,7 @@ REMEMBER_FROM = 16
 RECENT_ROWS = 4
 
 
-class Span(msgspec.Struct):
+class SampledSpan(msgspec.Struct):
     """Sampled tokens of one version by one server, from index `start` on."""
 
     start: int
@@ -38,13 +38,13 @@ class CallTokens:
         self.id, self.asked = call_id, asked
         self.sampled = bytearray()
         self.logprobs = bytearray()
-        self.spans: list[Span] = []
+        self.spans: list[SampledSpan] = []
         self.ended: Ended | None = None
 
     def add(self, record: Sampled) -> None:
         last = self.spans[-1] if self.spans else None
         if last is None or last.version != record.version or last.server != record.server:
-            self.spans.append(Span(start=self.num_sampled, version=record.version, server=record.server))
+            self.spans.append(SampledSpan(start=self.num_sampled, version=record.version, server=record.server))
         self.sampled += record.token_ids
         self.logprobs += record.logprobs
 

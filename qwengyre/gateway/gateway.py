@@ -22,11 +22,11 @@ from qwengyre.gateway.keys import Keys, derive, fingerprint
 from qwengyre.gateway.protocol.answer import Parser
 from qwengyre.gateway.protocol.deltas import TextDelta
 from qwengyre.gateway.protocol.fields import InvalidRequest
-from qwengyre.gateway.protocol.request import Calls, ModelRequest
+from qwengyre.gateway.protocol.request import CallLimit, ModelRequest
 from qwengyre.gateway.protocol.wanted import CallsAsText
 from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
 from qwengyre.gateway.rendering import TAIL_TOKENS, Rendering
-from qwengyre.gateway.route import Route
+from qwengyre.gateway.route import ExecutionRoute
 from qwengyre.gateway.seen import MakeParser, Seen, seen_at
 from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import GatewayStats
@@ -48,7 +48,7 @@ class Execution:
 
     def __init__(self, session: Session, keys: Keys, budget: Budget):
         self.session, self.keys, self.budget = session, keys, budget
-        self.route = Route()
+        self.route = ExecutionRoute()
         self.live: dict[int, LiveCall] = {}
         """Calls that have not been concluded, by number."""
 
@@ -293,7 +293,7 @@ class Gateway:
 
         def make() -> Parser:
             parser = self.rendering.parser(lambda index: session.tool_use_id(asked, index), tail, tools)
-            return CallsAsText(parser) if asked.calls == Calls.NONE.value else parser
+            return CallsAsText(parser) if asked.calls == CallLimit.NONE.value else parser
 
         return make
 
@@ -417,7 +417,7 @@ class Gateway:
         """What a client may have seen of an answer that was running, and how many tokens came after its stop string."""
         ids = session.rows.answer_ids(tokens.asked.call)
         asked = tokens.asked
-        make_parser, answer = self._make_parser(session, asked, ()), AnswerLog(asked.stops, Calls(asked.calls))
+        make_parser, answer = self._make_parser(session, asked, ()), AnswerLog(asked.stops, CallLimit(asked.calls))
         answer.add(make_parser().feed(ids))
         seen = seen_at(answer, len(answer.deltas), ids, make_parser, self.rendering.tokenizer.decode)
         return seen, len(ids) - seen.num_tokens if answer.wanted.is_over else 0

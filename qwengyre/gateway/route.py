@@ -7,7 +7,7 @@ import asyncio
 from qwengyre.core.ids import ServerId
 
 
-class Route:
+class ExecutionRoute:
     def __init__(self) -> None:
         self.server: ServerId | None = None
         self.generation = 0

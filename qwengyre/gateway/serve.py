@@ -24,7 +24,7 @@ from qwengyre.gateway.keys import load_secret
 from qwengyre.gateway.listener import HttpServer, allow_open_files, tcp_listener, unix_listener
 from qwengyre.gateway.rendering import Rendering
 from qwengyre.rpc.processes import announce
-from qwengyre.rpc.server import Server, Service
+from qwengyre.rpc.server import RpcServer, Service
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class GatewayServer:
         )
         self._harness = HarnessApp(self.gateway)
         control = Control(self.gateway, connect or connect_engine)
-        self._control = Server(None, lambda: Service(control.handlers()))
+        self._control = RpcServer(None, lambda: Service(control.handlers()))
         self._stack = contextlib.AsyncExitStack()
         self.listening: Listening | None = None
 

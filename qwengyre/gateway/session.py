@@ -27,7 +27,7 @@ LARGE_CHARS = 20_000
 NO_TOOLS = digest(b"no tools")
 
 
-class Placement(msgspec.Struct, frozen=True):
+class Continuation(msgspec.Struct, frozen=True):
     """Where a request goes: `row(base)[:base_tokens] + new_T` is its prompt."""
 
     base: int
@@ -60,7 +60,7 @@ class Session:
     def match(self, request: ModelRequest) -> Match:
         return self.index.match(request.tools.digest or NO_TOOLS, request.turns)
 
-    def place(self, request: ModelRequest, matched: Match) -> Placement:
+    def place(self, request: ModelRequest, matched: Match) -> Continuation:
         """Give a matched request its place and encode what is new in it. Raises ContextOverflow, InvalidRequest."""
         placement = self._again(matched) if matched.earlier else self._anew(request, matched)
         if placement.num_prompt - placement.first_index >= self.opened.max_context_tokens:
@@ -92,7 +92,7 @@ class Session:
             return call.num_prompt - call.asked.first_index
         return self._anew(request, matched).num_prompt
 
-    def ask(self, request: ModelRequest, placement: Placement, headers: Mapping[str, str], at: float) -> Asked:
+    def ask(self, request: ModelRequest, placement: Continuation, headers: Mapping[str, str], at: float) -> Asked:
         """Make the record of a placed request and remember its context."""
         asked = Asked(
             session=self.opened.session,
@@ -161,10 +161,10 @@ class Session:
         self.index, self.answers = ContextIndex(), {}
         self.items = ItemCache(self.issued)
 
-    def _is_fresh(self, placement: Placement) -> bool:
+    def _is_fresh(self, placement: Continuation) -> bool:
         return placement.matched.answer is None and placement.cause is not BranchCause.RETRY
 
-    def _again(self, matched: Match) -> Placement:
+    def _again(self, matched: Match) -> Continuation:
         """The same context again: go on with the answer that was cut off, or sample another one beside it."""
         calls = [self.rows[self.rows.number(call)] for call in matched.earlier]
         last, first = calls[-1], calls[0]
@@ -175,7 +175,7 @@ class Session:
         else:
             base, base_tokens = first, first.num_prompt - first.asked.first_index
             ordinal, first_index = max(ordinals) + 1, 0
-        return Placement(
+        return Continuation(
             base=base.asked.call,
             base_tokens=base_tokens,
             new_T=np.empty(0, TOKEN),
@@ -186,7 +186,7 @@ class Session:
             is_rendered_anew=False,
         )
 
-    def _anew(self, request: ModelRequest, matched: Match) -> Placement:
+    def _anew(self, request: ModelRequest, matched: Match) -> Continuation:
         turns = [keyed.turn for keyed in request.turns]
         if matched.answer is not None:
             with _template_refusals():
@@ -195,7 +195,7 @@ class Session:
             new_T, is_anew = self._render(request), False
             base, base_tokens, cause = self._beside(matched, turns, new_T)
             new_T = new_T[base_tokens:]
-        return Placement(
+        return Continuation(
             base=base,
             base_tokens=base_tokens,
             new_T=new_T,

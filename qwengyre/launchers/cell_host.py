@@ -15,7 +15,7 @@ from qwengyre.rpc.processes import POLL_S, Supervised
 from qwengyre.rpc.refusal import Refused, describe
 
 
-class Serving(msgspec.Struct, frozen=True, tag=True):
+class ServingRank(msgspec.Struct, frozen=True, tag=True):
     address: CellAddress
     node: str
     """Ray's id of the node."""
@@ -27,7 +27,7 @@ class Joined(msgspec.Struct, frozen=True, tag=True):
     node: str
 
 
-HostReply = Serving | Joined | Refused
+HostReply = ServingRank | Joined | Refused
 
 
 class CellHost:
@@ -49,7 +49,7 @@ class CellHost:
             self._life = await self._launcher.launch(name, msgspec.msgpack.decode(spec, type=CellSpec))
         except ProcessFailed as error:
             return msgspec.msgpack.encode(describe(error))
-        return msgspec.msgpack.encode(Serving(self._life.address, self._node))
+        return msgspec.msgpack.encode(ServingRank(self._life.address, self._node))
 
     async def ranks_address(self, name: str) -> str:
         """Where the cell that is being launched here waits for ranks of other nodes; the driver has a deadline for it."""

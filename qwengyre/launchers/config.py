@@ -7,7 +7,7 @@ import math
 import msgspec
 
 
-class Room(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Reservation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What Ray reserves on one node for one cell, or for as many of its ranks as share a node."""
 
     cpus: float = 1.0
@@ -39,11 +39,11 @@ class RayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     address: str = ""
     """Cluster to join: `auto` for the one this machine belongs to, or `HOST:PORT`. Empty: RAY_ADDRESS, else a new one here."""
-    cell: Room = Room()
+    cell: Reservation = Reservation()
     """Room for each cell: a placement group of one bundle, or of one for each `ranks_per_node`."""
     ranks_per_node: int = 0
     """So many of the `trainer.ranks` of a cell share a node, and a bundle of `cell`; 0: all of them."""
-    standalone: Room = Room()
+    standalone: Reservation = Reservation()
     """Room for each standalone engine."""
 
     def __post_init__(self) -> None:

@@ -20,8 +20,8 @@ import msgspec
 
 from qwengyre.cell.cell import CellAddress, CellSpec
 from qwengyre.core.errors import ConfigError, NoRoom, ProcessFailed
-from qwengyre.launchers.cell_host import CellHost, HostReply, Joined, Serving
-from qwengyre.launchers.config import RayConfig, Room
+from qwengyre.launchers.cell_host import CellHost, HostReply, Joined, ServingRank
+from qwengyre.launchers.config import RayConfig, Reservation
 from qwengyre.rpc.processes import process_failed
 from qwengyre.rpc.refusal import Refused, rebuild
 
@@ -137,10 +137,10 @@ class RayLauncher:
         finally:
             for step in steps:
                 step.cancel()
-        [serving] = [reply for reply in replies if isinstance(reply, Serving)]
+        [serving] = [reply for reply in replies if isinstance(reply, ServingRank)]
         return Up(serving.address, [serving.node, *(reply.node for reply in replies if isinstance(reply, Joined))])
 
-    def _host_in(self, group: PlacementGroup, room: Room, bundle: int) -> ActorHandle:
+    def _host_in(self, group: PlacementGroup, room: Reservation, bundle: int) -> ActorHandle:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -153,7 +153,7 @@ class RayLauncher:
         )
         return options.remote(str(self._logs), self._start_timeout_s)
 
-    async def _reserve(self, name: str, spec: CellSpec, room: Room, num_bundles: int) -> PlacementGroup:
+    async def _reserve(self, name: str, spec: CellSpec, room: Reservation, num_bundles: int) -> PlacementGroup:
         """Raises NoRoom when no nodes have it within the start deadline, and ProcessFailed when the cluster forgot what was asked.
 
         NoRoom names what the nodes have.

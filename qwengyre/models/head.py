@@ -42,7 +42,7 @@ class HeadForm(NamedTuple):
         return 1 - (logits / self.cap).square_()
 
 
-class Seen(NamedTuple):
+class ObservedPass(NamedTuple):
     """One plain pass of a model, by hooks."""
 
     body: nn.Module
@@ -87,7 +87,7 @@ def measure(model: nn.Module, token_ids: Tensor) -> tuple[HeadForm, nn.Module]:
     return HeadForm(before * after, cap, kept), seen.body
 
 
-def _watch(model: nn.Module, output: nn.Linear, token_ids: Tensor) -> Seen:
+def _watch(model: nn.Module, output: nn.Linear, token_ids: Tensor) -> ObservedPass:
     bodies: list[tuple[nn.Module, Tensor]] = []
     heads: list[tuple[Tensor, Tensor]] = []
 
@@ -106,7 +106,7 @@ def _watch(model: nn.Module, output: nn.Linear, token_ids: Tensor) -> Seen:
     if not bodies or len(heads) != 1:
         raise UnsupportedModel(type(model).__name__, "its logits do not come from one pass of its body through its output layer")
     body, hidden = bodies[-1]
-    return Seen(body, *(part.reshape(-1, part.shape[-1]) for part in (hidden, *heads[0], logits)))
+    return ObservedPass(body, *(part.reshape(-1, part.shape[-1]) for part in (hidden, *heads[0], logits)))
 
 
 def _factor(model: nn.Module, before: Tensor, after: Tensor) -> float | None:

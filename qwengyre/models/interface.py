@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from qwengyre.core.errors import UnsupportedModel
-from qwengyre.models.plan import Scores, current
+from qwengyre.models.plan import ScoreRule, current
 from qwengyre.models.visibility import Visibility
 
 NAME = "qwengyre"
@@ -67,7 +67,7 @@ def attention(
     return plan.attend(query, key, value, scores_of(module, query, attention_mask, options)), None
 
 
-def scores_of(module: nn.Module, query: Tensor, mask: Any, options: dict[str, Any]) -> Scores:
+def scores_of(module: nn.Module, query: Tensor, mask: Any, options: dict[str, Any]) -> ScoreRule:
     """What the layer asks for. Raises UnsupportedModel when that is more than is known here."""
     name = type(module).__name__
     if options.get("dropout"):
@@ -83,7 +83,7 @@ def scores_of(module: nn.Module, query: Tensor, mask: Any, options: dict[str, An
     if sinks is not None and tuple(sinks.shape) != (query.shape[1],):
         raise UnsupportedModel(name, f"attention sinks of shape {tuple(sinks.shape)} are not one for each head")
     scale = options.get("scaling")
-    return Scores(
+    return ScoreRule(
         query.shape[-1] ** -0.5 if scale is None else scale, mask or Visibility(), options.get("softcap") or None, sinks
     )
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from qwengyre.models.visibility import Visibility
 
 
-class Scores(NamedTuple):
+class ScoreRule(NamedTuple):
     """How a layer turns a query and the keys it sees into weights, beyond their product."""
 
     scale: float
@@ -43,10 +43,10 @@ class States(Protocol):
         ...
 
 
-class Plan(Protocol):
+class LayerPlan(Protocol):
     """Layers ask in the order in which they run, which is the same in every pass."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: ScoreRule) -> Tensor:
         """query (1, Hq, n, d), key (1, Hk, n, d), value (1, Hk, n, e) -> (1, n, Hq, e)."""
         ...
 
@@ -67,11 +67,11 @@ class Plan(Protocol):
     def next_scan(self) -> States: ...
 
 
-_CURRENT: ContextVar[Plan | None] = ContextVar("plan", default=None)
+_CURRENT: ContextVar[LayerPlan | None] = ContextVar("plan", default=None)
 
 
 @contextmanager
-def following(plan: Plan) -> Iterator[None]:
+def following(plan: LayerPlan) -> Iterator[None]:
     """Forward passes of this thread follow `plan` within the block."""
     token = _CURRENT.set(plan)
     try:
@@ -80,6 +80,6 @@ def following(plan: Plan) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def current() -> Plan | None:
+def current() -> LayerPlan | None:
     """The plan of this thread's pass; None outside of `following`, where models compute as transformers has them."""
     return _CURRENT.get()

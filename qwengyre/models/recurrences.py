@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qwengyre.models.plan import Plan, current
+from qwengyre.models.plan import LayerPlan, current
 
 CONV = "causal_conv1d_fn"
 RULE = "torch_chunk_gated_delta_rule"
@@ -123,7 +123,7 @@ def _scan(original: Callable, scan: Scan) -> Callable:
     return scanned
 
 
-def _by_pieces(plan: Plan, original: Callable, scan: Scan, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+def _by_pieces(plan: LayerPlan, original: Callable, scan: Scan, args: tuple, kwargs: dict[str, Any]) -> Tensor:
     lengths, states, run = plan.cuts(), plan.next_scan(), scan.by or original
     split = {
         place: torch.split(value, lengths, dim=scan.axis)

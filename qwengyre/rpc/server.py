@@ -54,7 +54,7 @@ class Service:
         """The peer is gone."""
 
 
-class Server:
+class RpcServer:
     """For peers that know `secret`; without one on a Unix socket only, for whoever can open it. One `Service` for each peer."""
 
     def __init__(self, secret: bytes | None, serve: Callable[[], Service]) -> None:
@@ -110,7 +110,7 @@ class Server:
 class Peer:
     """One connection of a server, and its requests."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: RpcServer) -> None:
         self._server, self._service = server, server.serve()
         self.is_gone = asyncio.Event()
         hello = None if server.secret is None else ServerHello(server.secret, secrets.token_bytes(NONCE_BYTES))

@@ -74,7 +74,7 @@ class Steps:
         async with self._collective:
             self._membership += 1
             store = (await self._fleet.call(cell_order[0], api.OfferStore(), api.Offered)).address
-            await self._on_all(cell_order, api.ConnectMembers(self._membership, store, cell_order), api.Done)
+            await self._on_all(cell_order, api.ConnectMembers(self._membership, store, cell_order), api.Timed)
 
     async def _on_all(self, cells: Iterable[int], operation: api.Operation, expected: type) -> None:
         """One operation on several cells at once. Waits for all, then raises the first error."""
@@ -86,7 +86,7 @@ class Steps:
     # ------------------------------------------------------------------ a step
 
     async def open_step(self, step: int) -> None:
-        await self._fleet.call(CORE, api.BeginStep(step, None), api.Done)
+        await self._fleet.call(CORE, api.BeginStep(step, None), api.Timed)
         self.stats[step] = []
         self.poisoned.pop(step, None)
         self.step_snapshot = await self._expose(step, is_publish=False)
@@ -117,7 +117,7 @@ class Steps:
         while True:
             asked = operation()
             try:
-                return (await self._fleet.call(cell, asked, api.Done)).phases_s
+                return (await self._fleet.call(cell, asked, api.Timed)).phases_s
             except TransferError as error:
                 log.warning("snapshot_not_read", extra={"cell": cell, "reason": str(error)})
                 if asyncio.get_running_loop().time() > deadline:
@@ -165,7 +165,7 @@ class Steps:
                 if len(members) > 1:
                     await self._wait_connected()
                 async with self._collective:
-                    await self._on_all(members, api.Reduce(len(members)), api.Done)
+                    await self._on_all(members, api.Reduce(len(members)), api.Timed)
                 return
             except (TrainerError, CellFailed) as error:
                 log.warning("reduce_failed", extra={"step": step, "attempt": attempt, "reason": str(error)})
@@ -200,11 +200,11 @@ class Steps:
         if not self._has_trainers:
             return
         folder = self._folder
-        await self._fleet.call(CORE, api.SaveSnapshot(str(folder.snapshots), step), api.Done)
+        await self._fleet.call(CORE, api.SaveSnapshot(str(folder.snapshots), step), api.Timed)
         operation = api.SaveCheckpoint(
             str(checkpoint.place(folder.checkpoints, step)), step, journal_position, str(folder.policy)
         )
-        await self._fleet.call(CORE, operation, api.Done)
+        await self._fleet.call(CORE, operation, api.Timed)
         self.checkpoint_step = step
         checkpoint.prune(folder.checkpoints, self._config.keep_checkpoints)
         if not self._config.audit_logprobs:
@@ -224,7 +224,7 @@ class Steps:
         if live is None:
             raise CellFailed(cell, "is lost")
         live.is_serving = False
-        return (await self._fleet.call(cell, api.EnterTraining(), api.Done)).phases_s
+        return (await self._fleet.call(cell, api.EnterTraining(), api.Timed)).phases_s
 
     async def enter_rollout(self, cell: int, version: int) -> dict[str, float]:
         """With `version`, or what was published since then (after a loss of the core the order of both may turn round).
@@ -279,7 +279,7 @@ class Steps:
         if not self._has_trainers:
             return 0
         step, directory = latest_checkpoint(self._folder.checkpoints)
-        await self._fleet.call(CORE, api.LoadCheckpoint(str(directory)), api.Done)
+        await self._fleet.call(CORE, api.LoadCheckpoint(str(directory)), api.Timed)
         self.published = await self._expose_file(CORE)
         self.checkpoint_step = step
         return step

@@ -38,7 +38,7 @@ from qwengyre.runtime.records import ControllerRecord, RunOpened
 from qwengyre.runtime.recovery import recover
 from qwengyre.runtime.run_config import RunConfig
 from qwengyre.runtime.steps import Steps
-from qwengyre.sandbox.harness import Gateway
+from qwengyre.sandbox.harness import GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
@@ -164,7 +164,7 @@ class Run:
         launcher = await stack.enter_async_context(
             Launcher(
                 config.harness,
-                Gateway(str(private / "harness" / "harness.sock"), f"http://127.0.0.1:{gateway_process.port}"),
+                GatewayAddress(str(private / "harness" / "harness.sock"), f"http://127.0.0.1:{gateway_process.port}"),
                 work=private / "work",
                 failed=folder.workspaces,
                 sample=folder.workspaces,

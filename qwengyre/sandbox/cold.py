@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, harness_command, harness_environment
+from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress, HarnessFiles, harness_command, harness_environment
 from qwengyre.sandbox.host import SandboxHost
-from qwengyre.sandbox.isolation import INSTRUCTION, WORKSPACE, Mount, View
+from qwengyre.sandbox.isolation import INSTRUCTION, WORKSPACE, Mount, SandboxView
 from qwengyre.sandbox.process import Process, Program
 from qwengyre.sandbox.room import Room
 
 
-def start_cold(host: SandboxHost, gateway: Gateway, spec: ExecutionSpec, files: HarnessFiles, room: Room) -> Process:
+def start_cold(host: SandboxHost, gateway: GatewayAddress, spec: ExecutionSpec, files: HarnessFiles, room: Room) -> Process:
     """Start the harness of `spec`. Raises OSError and SandboxError."""
     command = harness_command(host, spec, files)
     view = harness_view(host, gateway, files) if host.isolated else None
@@ -20,7 +20,7 @@ def start_cold(host: SandboxHost, gateway: Gateway, spec: ExecutionSpec, files: 
     return host.start_supervised(program, room, view, cwd=cwd, stdin=harness_input(host, files))
 
 
-def harness_view(host: SandboxHost, gateway: Gateway, files: HarnessFiles) -> View:
+def harness_view(host: SandboxHost, gateway: GatewayAddress, files: HarnessFiles) -> SandboxView:
     """What the sandbox of a harness sees: its workspace and instruction, and the gateway's harness listener."""
     own = [Mount(str(files.workspace), WORKSPACE, writable=True), Mount(str(files.instruction), INSTRUCTION)]
     return host.view(own, gateway.socket)

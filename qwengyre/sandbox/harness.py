@@ -41,7 +41,7 @@ RESERVED: Final = frozenset(
 """Variables that every execution gets for itself: its address and key at the gateway."""
 
 
-class Gateway(msgspec.Struct, frozen=True):
+class GatewayAddress(msgspec.Struct, frozen=True):
     """Where harnesses reach the gateway. No control address: a harness must not learn one."""
 
     socket: str
@@ -139,7 +139,7 @@ def _fill(part: str, values: dict[str, str]) -> str:
         rest = rest[start + len(name) :]
 
 
-def harness_environment(host: SandboxHost, gateway: Gateway, spec: ExecutionSpec, files: HarnessFiles) -> dict[str, str]:
+def harness_environment(host: SandboxHost, gateway: GatewayAddress, spec: ExecutionSpec, files: HarnessFiles) -> dict[str, str]:
     """Every variable of the harness. Raises SandboxError when there is no address for a harness without isolation."""
     if not host.isolated and not gateway.url:
         raise SandboxError('isolation = "none" needs the gateway on a TCP port')

@@ -29,7 +29,7 @@ from qwengyre.sandbox.isolation import (
     RELAY_PORT,
     Identity,
     Mount,
-    View,
+    SandboxView,
     bwrap_arguments,
     find_bwrap,
     interpreter,
@@ -113,7 +113,7 @@ class SandboxHost:
         home.mkdir(parents=True, exist_ok=True)
         return str(home)
 
-    def view(self, mounts: Sequence[Mount], gateway_socket: str = "") -> View:
+    def view(self, mounts: Sequence[Mount], gateway_socket: str = "") -> SandboxView:
         """What a sandbox sees; with the gateway's socket, its folder and the relay to it, and nothing else of the gateway.
 
         The folder is mounted, not the socket: a gateway that is started again makes a new socket, which running harnesses must find.
@@ -122,7 +122,9 @@ class SandboxHost:
             folder, name = os.path.split(gateway_socket)
             mounts = [*mounts, Mount(folder, GATEWAY_FOLDER), Mount(inside.__file__, INSIDE)]
             gateway_socket = f"{GATEWAY_FOLDER}/{name}"
-        return View(tuple(mounts), self.readable, str(self.etc), self.config.limits.scratch_mb, gateway_socket=gateway_socket)
+        return SandboxView(
+            tuple(mounts), self.readable, str(self.etc), self.config.limits.scratch_mb, gateway_socket=gateway_socket
+        )
 
     @contextlib.contextmanager
     def room(self, name: str, log_file: Path) -> Iterator[Room]:
@@ -146,7 +148,7 @@ class SandboxHost:
         """Start a program of this machine. Raises OSError (FileNotFoundError and the like)."""
         return self._spawner.start(program)
 
-    def start_supervised(self, program: Program, room: Room, view: View | None, *, cwd: str, stdin: str) -> Process:
+    def start_supervised(self, program: Program, room: Room, view: SandboxView | None, *, cwd: str, stdin: str) -> Process:
         """Start a program below `inside.py`, the first process of its sandbox. No view: without isolation."""
         reader, writer = os.pipe()
         own = nameless_file("harness", json.dumps({"command": list(program.command), "env": program.env}).encode())
@@ -167,7 +169,7 @@ class SandboxHost:
             os.close(writer)
             raise
 
-    def start_script(self, script: str, room: Room, view: View, environment: dict[str, str]) -> Process:
+    def start_script(self, script: str, room: Room, view: SandboxView, environment: dict[str, str]) -> Process:
         """Start bash with this script as the first process of a sandbox, under the same limits as a harness."""
         bash = "/bin/bash --noprofile --norc"
         limits = shell_prelude(self.rlimits(), room.cgroup_fds)
@@ -176,7 +178,7 @@ class SandboxHost:
         program = Program(command, environment, room.output, pass_fds=room.cgroup_fds)
         return self.start(self.sandboxed(view, program, room.identity))
 
-    def sandboxed(self, view: View, program: Program, identity: Identity | None) -> Program:
+    def sandboxed(self, view: SandboxView, program: Program, identity: Identity | None) -> Program:
         """bubblewrap, which makes a sandbox with this view and starts `program` in it, with its variables and no others.
 
         The program inherits the descriptors of the identity, and must close them.
@@ -193,7 +195,7 @@ class SandboxHost:
             is_sandbox=True,
         )
 
-    def run(self, program: Program, view: View | None, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    def run(self, program: Program, view: SandboxView | None, timeout_s: float) -> subprocess.CompletedProcess[str]:
         """Run a program of ours to its end, in a sandbox if there is a view. Raises OSError and subprocess.TimeoutExpired."""
         with self._identities.taken() if self._identities else contextlib.nullcontext() as identity:
             return run(self.sandboxed(view, program, identity) if view else program, timeout_s)

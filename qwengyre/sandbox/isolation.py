@@ -82,7 +82,7 @@ class Mount(msgspec.Struct, frozen=True):
     writable: bool = False
 
 
-class View(msgspec.Struct, frozen=True):
+class SandboxView(msgspec.Struct, frozen=True):
     """Everything that one sandbox sees beside the base system."""
 
     mounts: tuple[Mount, ...]
@@ -146,7 +146,9 @@ def write_etc(folder: Path) -> None:
         (folder / name).chmod(0o644)
 
 
-def bwrap_arguments(bwrap: str, view: View, env: Mapping[str, str] = NO_VARIABLES, identity: Identity | None = None) -> list[str]:
+def bwrap_arguments(
+    bwrap: str, view: SandboxView, env: Mapping[str, str] = NO_VARIABLES, identity: Identity | None = None
+) -> list[str]:
     """The command line up to, and without, the program to run, which gets the variables `env` and no others.
 
     No identity: the user of this process is that of the sandbox too.
@@ -169,7 +171,7 @@ def bwrap_arguments(bwrap: str, view: View, env: Mapping[str, str] = NO_VARIABLE
     return [*arguments, "--chdir", view.chdir, "--"]
 
 
-def _system(view: View) -> list[str]:
+def _system(view: SandboxView) -> list[str]:
     scratch = str(view.scratch_mb * MIB)
     arguments = ["--ro-bind", "/usr", "/usr"]
     for name in ("bin", "sbin", "lib", "lib32", "lib64"):

@@ -25,7 +25,7 @@ from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.disk_threads import DiskThreads
 from qwengyre.sandbox.disk_watch import DiskWatch
 from qwengyre.sandbox.evaluator import Evaluator, Verdict
-from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, HarnessProcess
+from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress, HarnessFiles, HarnessProcess
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.kept import Keeper, raise_if_disk_full
 from qwengyre.sandbox.room import Room
@@ -48,7 +48,7 @@ class Launcher:
     to `failed`, the first `keep_failed` of them, and a few others to `sample`, if given (`keep`). Raises SandboxError when isolation cannot be given or the disk is full.
     """
 
-    def __init__(self, config: HarnessConfig, gateway: Gateway, *, work: Path, failed: Path, sample: Path | None = None):
+    def __init__(self, config: HarnessConfig, gateway: GatewayAddress, *, work: Path, failed: Path, sample: Path | None = None):
         self.config = config
         self.gateway = gateway
         self.work = work

@@ -231,7 +231,7 @@ def shell_close(fds: Sequence[int]) -> str:
     return " ".join(["exec", *(f"{fd}>&-" for fd in fds)])
 
 
-class Usage(msgspec.Struct, frozen=True):
+class DiskUsage(msgspec.Struct, frozen=True):
     """Disk in use below a folder, counted up to a bound."""
 
     num_bytes: int
@@ -246,12 +246,12 @@ class Usage(msgspec.Struct, frozen=True):
         return ""
 
 
-def disk_usage(folder: Path, max_files: int) -> Usage:
+def disk_usage(folder: Path, max_files: int) -> DiskUsage:
     """Blocks in use below `folder`, links not followed; stops counting one past `max_files`.
 
     Raises FolderMoved when folders are moved about in it each time it looks.
     """
     for _ in range(MOVED_TRIES - 1):
         with contextlib.suppress(FolderMoved):
-            return Usage(*measure(folder, max_files))
-    return Usage(*measure(folder, max_files))
+            return DiskUsage(*measure(folder, max_files))
+    return DiskUsage(*measure(folder, max_files))

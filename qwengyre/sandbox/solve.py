@@ -14,7 +14,7 @@ import msgspec
 
 from qwengyre.core.records import Outcome, Validity
 from qwengyre.sandbox.config import HarnessConfig
-from qwengyre.sandbox.harness import ExecutionSpec, Gateway
+from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.task import Task
 
@@ -64,7 +64,7 @@ def _run(task: Task, config: HarnessConfig) -> Outcome:
 
     async def run(folder: Path) -> Outcome:
         (folder / "gateway").mkdir()
-        gateway = Gateway(str(folder / "gateway" / "harness.sock"), "http://127.0.0.1:9")
+        gateway = GatewayAddress(str(folder / "gateway" / "harness.sock"), "http://127.0.0.1:9")
         async with Launcher(config, gateway, work=folder / "work", failed=folder / "failed") as launcher:
             return await launcher.run_execution(ExecutionSpec(f"solve-{task.name}", task, "none"), called)
 

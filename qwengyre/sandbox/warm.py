@@ -21,7 +21,7 @@ from qwengyre.core.errors import HarnessLost, SandboxError
 from qwengyre.rpc.logs import log_tail
 from qwengyre.sandbox.channel import receive, send
 from qwengyre.sandbox.cold import harness_input, harness_view
-from qwengyre.sandbox.harness import ExecutionSpec, Gateway, HarnessFiles, harness_command, harness_environment
+from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress, HarnessFiles, harness_command, harness_environment
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.isolation import RELAY_PORT, WORKSPACE, interpreter
 from qwengyre.sandbox.limits import shell_close
@@ -86,7 +86,7 @@ class WarmStarter:
             reason = received[0]["failed"] if received else log_tail(self._host.work / "zygote.log")
             raise SandboxError(f"harness.warm_start: {', '.join(self._modules)} cannot be imported ahead: {reason}")
 
-    async def start(self, gateway: Gateway, spec: ExecutionSpec, files: HarnessFiles, room: Room) -> WarmProcess:
+    async def start(self, gateway: GatewayAddress, spec: ExecutionSpec, files: HarnessFiles, room: Room) -> WarmProcess:
         """Fork the harness of `spec` into a new sandbox."""
         await self.open()
         holder = await self._open_sandbox(gateway, files, room) if self._host.isolated else None
@@ -107,7 +107,7 @@ class WarmStarter:
             raise
         return process
 
-    def _plan(self, gateway: Gateway, spec: ExecutionSpec, files: HarnessFiles) -> dict:
+    def _plan(self, gateway: GatewayAddress, spec: ExecutionSpec, files: HarnessFiles) -> dict:
         return {
             "command": harness_command(self._host, spec, files),
             "env": harness_environment(self._host, gateway, spec, files),
@@ -117,7 +117,7 @@ class WarmStarter:
             "relay": {"port": RELAY_PORT, "socket": gateway.socket},
         }
 
-    async def _open_sandbox(self, gateway: Gateway, files: HarnessFiles, room: Room) -> Process:
+    async def _open_sandbox(self, gateway: GatewayAddress, files: HarnessFiles, room: Room) -> Process:
         """Have bubblewrap make a sandbox and wait until it is complete. Raises SandboxError with what bubblewrap said."""
         view = harness_view(self._host, gateway, files)
         command = [*HOLDER, f"{shell_close(room.identity_fds)}; echo; read"]

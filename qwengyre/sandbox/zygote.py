@@ -59,7 +59,7 @@ def _prctl(option, *arguments):
     return _check(libc.prctl(option, *[ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)][:4]), f"prctl({option})")
 
 
-class Capabilities(ctypes.Structure):
+class CapabilitySet(ctypes.Structure):
     _fields_ = [("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("inheritable", ctypes.c_uint32)]
 
 
@@ -102,7 +102,7 @@ def give_up_privileges(last_user_namespace, filter_program):
     for capability in range(64):
         if libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
             break
-    header, nothing = CapabilityHeader(CAPABILITY_V3, 0), (Capabilities * 2)()
+    header, nothing = CapabilityHeader(CAPABILITY_V3, 0), (CapabilitySet * 2)()
     _check(libc.capset(ctypes.byref(header), ctypes.byref(nothing)), "capset")
     inside.prctl(inside.PR_SET_NO_NEW_PRIVS, 1)
     _prctl(PR_SET_DUMPABLE, 0)

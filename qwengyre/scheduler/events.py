@@ -16,7 +16,7 @@ class Event(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, g
     """Seconds on the driver's clock; the scheduler has no other notion of now."""
 
 
-class Ticketed(Event, frozen=True, gc=False):
+class TicketedAnswer(Event, frozen=True, gc=False):
     """An answer to the command with its ticket."""
 
     ticket: int
@@ -51,45 +51,45 @@ class GroupReady(Event, frozen=True, tag=True):
     """Executions of the group that count in E, the divisor of the step's loss."""
 
 
-class CellDrained(Ticketed, frozen=True, tag=True):
+class CellDrained(TicketedAnswer, frozen=True, tag=True):
     """Answers `Drain`: every move is routed, no call is left at the cell, its pinned KV was confirmed or given up."""
 
     cell: CellId
 
 
-class CellInTraining(Ticketed, frozen=True, tag=True):
+class CellInTraining(TicketedAnswer, frozen=True, tag=True):
     """Answers `SwitchToTraining`."""
 
     cell: CellId
 
 
-class CellInRollout(Ticketed, frozen=True, tag=True):
+class CellInRollout(TicketedAnswer, frozen=True, tag=True):
     """Answers `ReturnToRollout`: the engine serves again, with the weights of the published version."""
 
     cell: CellId
 
 
-class StepOpened(Ticketed, frozen=True, tag=True):
+class StepOpened(TicketedAnswer, frozen=True, tag=True):
     """Answers `OpenStep`: the core's snapshot is exposed and its accumulator is zero."""
 
 
-class StepJoined(Ticketed, frozen=True, tag=True):
+class StepJoined(TicketedAnswer, frozen=True, tag=True):
     """Answers `JoinStep`: the satellite holds the step's snapshot and its accumulator is zero."""
 
     cell: CellId
 
 
-class MicroStepDone(Ticketed, frozen=True, tag=True, gc=False):
+class MicroStepDone(TicketedAnswer, frozen=True, tag=True, gc=False):
     """Answers `Compute`: the gradient is in the cell's own accumulator, not yet in the core's."""
 
     cell: CellId
 
 
-class StepReduced(Ticketed, frozen=True, tag=True):
+class StepReduced(TicketedAnswer, frozen=True, tag=True):
     """Answers `CloseStep`: the sum over all members lies in the core's scratch, and all members have confirmed."""
 
 
-class StepDone(Ticketed, frozen=True, tag=True):
+class StepDone(TicketedAnswer, frozen=True, tag=True):
     """Answers `RunOptimizer`: the core holds the weights of the next step."""
 
 
@@ -99,7 +99,7 @@ class CheckpointSaved(Event, frozen=True, tag=True):
     step: int
 
 
-class Published(Ticketed, frozen=True, tag=True):
+class Published(TicketedAnswer, frozen=True, tag=True):
     """Answers `Publish`: the version is durable, and every cell and standalone engine that serves has it."""
 
 

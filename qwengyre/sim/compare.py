@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 import msgspec
 
 from qwengyre.scheduler.traits import TRAITS
-from qwengyre.sim.results import Result, Source, simulate
+from qwengyre.sim.results import DurationSource, Result, simulate
 from qwengyre.sim.settings import OURS, POLICY_NAMES, Setting
 from qwengyre.sim.workload import Workload
 
@@ -21,7 +21,9 @@ class Report(msgspec.Struct, frozen=True):
     results: list[Result]
 
 
-def compare(name: str, source: Source, base: Setting, policies: Sequence[str], seeds: Sequence[int], pool: Executor) -> Report:
+def compare(
+    name: str, source: DurationSource, base: Setting, policies: Sequence[str], seeds: Sequence[int], pool: Executor
+) -> Report:
     """Simulate each policy with the settings of `base`.
 
     Where `base` leaves training_nodes (async) or standalone_nodes (colocate-standalone) at 0, all splits in whole cells are

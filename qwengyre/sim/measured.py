@@ -36,14 +36,14 @@ class MeasuredGroup(msgspec.Struct, frozen=True):
     micro_steps_s: tuple[float, ...]
 
 
-class Measured(msgspec.Struct, frozen=True):
+class MeasuredRun(msgspec.Struct, frozen=True):
     """Durations of one real run, on the workload that it was."""
 
     workload: Workload
     groups: tuple[MeasuredGroup, ...]
 
-    def with_workload(self, workload: Workload) -> Measured:
-        return Measured(workload, self.groups)
+    def with_workload(self, workload: Workload) -> MeasuredRun:
+        return MeasuredRun(workload, self.groups)
 
     def durations(self, seed: int) -> Durations:
         num = self.workload.num_groups
@@ -102,7 +102,7 @@ class _Journal:
                     self.groups.setdefault(group_of(execution), []).append(execution)
             case ev.GroupReady():
                 self.micro_steps[event.group] = event.micro_steps
-        if not isinstance(event, ev.Ticketed) or event.ticket not in self._pending:
+        if not isinstance(event, ev.TicketedAnswer) or event.ticket not in self._pending:
             return
         command, asked = self._pending.pop(event.ticket)
         if isinstance(command, cmd.Compute):
@@ -143,7 +143,7 @@ class _Calls:
 NOTHING_YET: Final = "no rollout group of this run was trained on yet: let it go on, then try again"
 
 
-def measured_source(folder: RunFolder) -> Measured:
+def measured_source(folder: RunFolder) -> MeasuredRun:
     """Read a run's journals. Raises ConfigError if no group of it was trained on yet."""
     config = RecordedConfig(folder.config).table("scheduler", SchedulerConfig)
     journal, calls = _Journal(), _Calls()
@@ -158,7 +158,7 @@ def measured_source(folder: RunFolder) -> Measured:
     groups = tuple(_groups(journal, calls))
     if not groups:
         raise ConfigError(NOTHING_YET, file=str(folder.path))
-    return Measured(_workload(config, journal, calls, groups), groups)
+    return MeasuredRun(_workload(config, journal, calls, groups), groups)
 
 
 def _groups(journal: _Journal, calls: _Calls) -> Iterable[MeasuredGroup]:

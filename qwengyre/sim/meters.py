@@ -13,7 +13,7 @@ from qwengyre.scheduler.state import State
 from qwengyre.sim.workload import Workload
 
 
-class RoleSpan(msgspec.Struct, frozen=True):
+class StateSpan(msgspec.Struct, frozen=True):
     """A cell was in one state for a while. Seconds."""
 
     cell: int
@@ -30,7 +30,7 @@ class LevelSample(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    roles: list[RoleSpan]
+    roles: list[StateSpan]
     levels: list[LevelSample]
     publishes: list[float]
 
@@ -64,7 +64,7 @@ class Meters:
         self._versions: list[int] = []
         self._version_s: list[float] = []
         """Integral of the published version over time, at each publish."""
-        self._roles: list[RoleSpan] = []
+        self._roles: list[StateSpan] = []
         self._levels: list[LevelSample] = []
         self._since = [(CellState.ROLLOUT, 0.0) for _ in state.cells.all] if is_recorded else []
 
@@ -103,7 +103,7 @@ class Meters:
             before, since = self._since[cell.cell]
             if cell.state is not before:
                 if at > since:
-                    self._roles.append(RoleSpan(cell.cell, before.value, since, at))
+                    self._roles.append(StateSpan(cell.cell, before.value, since, at))
                 self._since[cell.cell] = cell.state, at
 
     def start(self, execution: ExecutionId, at: float) -> None:
@@ -159,5 +159,5 @@ class Meters:
     def timeline(self) -> Timeline:
         """Cells, waterlevel and publishes of a recorded run."""
         end = self.finished_at
-        tails = [RoleSpan(cell, state.value, since, end) for cell, (state, since) in enumerate(self._since) if end > since]
+        tails = [StateSpan(cell, state.value, since, end) for cell, (state, since) in enumerate(self._since) if end > since]
         return Timeline([*self._roles, *tails], self._levels, self._published_at)

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from qwengyre.sim.results import Result, Source, simulate
+from qwengyre.sim.results import DurationSource, Result, simulate
 from qwengyre.sim.settings import Setting, build
 from qwengyre.sim.workload import Workload
 
@@ -54,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True):
         return 1 - self.fresh_best.hours / self.fresh_base.hours
 
 
-def plan(source: Source, seeds: Sequence[int], pool: Executor, *, max_staleness: int | None = None) -> Plan:
+def plan(source: DurationSource, seeds: Sequence[int], pool: Executor, *, max_staleness: int | None = None) -> Plan:
     """Search the settings of elastic scheduling for one workload.
 
     `max_staleness` unset is the maximum that the workload's own setting shows. Raises ValueError if it is below 0.

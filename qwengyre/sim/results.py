@@ -19,7 +19,7 @@ from qwengyre.sim.workload import Workload
 T = TypeVar("T")
 
 
-class Source(Protocol):
+class DurationSource(Protocol):
     """Where a run's durations come from: a workload's distribution, or a real run's journal."""
 
     @property
@@ -89,14 +89,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self.hours / self.bound - 1
 
 
-class Job(msgspec.Struct, frozen=True):
-    source: Source
+class SimulationJob(msgspec.Struct, frozen=True):
+    source: DurationSource
     setting: Setting
     seed: int
     is_recorded: bool = False
 
 
-def run_job(job: Job) -> SeedResult:
+def run_job(job: SimulationJob) -> SeedResult:
     """Simulate one setting with one seed. Raises ValueError if the setting does not fit the workload."""
     workload = job.source.workload
     config, pool = build(workload, job.setting)
@@ -137,9 +137,9 @@ def workers(num: int) -> Iterator[Executor]:
         yield pool
 
 
-def simulate(source: Source, settings: Sequence[Setting], seeds: Sequence[int], pool: Executor) -> list[Result]:
+def simulate(source: DurationSource, settings: Sequence[Setting], seeds: Sequence[int], pool: Executor) -> list[Result]:
     """Simulate every setting with every seed, all of them at once on `pool`; keep the order of `settings`."""
-    jobs = [Job(source, setting, seed) for setting in settings for seed in seeds]
+    jobs = [SimulationJob(source, setting, seed) for setting in settings for seed in seeds]
     runs = list(pool.map(run_job, jobs, chunksize=max(1, min(8, len(seeds)))))
     num = len(seeds)
     return [summarize(setting, runs[i * num : (i + 1) * num]) for i, setting in enumerate(settings)]

@@ -27,7 +27,7 @@ CALL_PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 TOKENS_PER_CHUNK = 7
 
 
-class Said(msgspec.Struct):
+class RecordedAnswer(msgspec.Struct):
     """What the model answered, whatever the dialect."""
 
     text: str
@@ -54,7 +54,7 @@ def load(capture: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["seq"])
 
 
-def said(row: dict[str, Any]) -> Said:
+def said(row: dict[str, Any]) -> RecordedAnswer:
     full = row["response"].get("full") or {}
     if row["proto"] == "anthropic":
         return _said_messages(full)
@@ -63,8 +63,8 @@ def said(row: dict[str, Any]) -> Said:
     return _said_responses(full)
 
 
-def _said_messages(full: dict) -> Said:
-    out = Said("", "", [])
+def _said_messages(full: dict) -> RecordedAnswer:
+    out = RecordedAnswer("", "", [])
     for block in full.get("content", ()):
         if block["type"] == "thinking":
             out.reasoning += block["thinking"]
@@ -75,14 +75,14 @@ def _said_messages(full: dict) -> Said:
     return out
 
 
-def _said_chat(full: dict) -> Said:
+def _said_chat(full: dict) -> RecordedAnswer:
     message = full["choices"][0]["message"] if full.get("choices") else {}
     tools = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
-    return Said(message.get("content") or "", message.get("reasoning_content") or "", tools)
+    return RecordedAnswer(message.get("content") or "", message.get("reasoning_content") or "", tools)
 
 
-def _said_responses(full: dict) -> Said:
-    out = Said("", "", [])
+def _said_responses(full: dict) -> RecordedAnswer:
+    out = RecordedAnswer("", "", [])
     for item in full.get("output", ()):
         if item["type"] == "reasoning":
             out.reasoning += "".join(part["text"] for part in item.get("content") or item["summary"])
@@ -93,7 +93,7 @@ def _said_responses(full: dict) -> Said:
     return out
 
 
-def with_words_of_history(rows: list[dict[str, Any]]) -> dict[int, Said]:
+def with_words_of_history(rows: list[dict[str, Any]]) -> dict[int, RecordedAnswer]:
     """The recordings' answers by seq. Codex's requests kept their words while its answers were replaced by pseudo-words:
     there the history says what the answer was."""
     answers = {row["seq"]: said(row) for row in rows if row["path"] in CALL_PATHS}

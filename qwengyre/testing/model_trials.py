@@ -20,7 +20,7 @@ VOCABULARY = 60
 CHUNK_TOKENS = 7
 
 
-class Verdict(NamedTuple):
+class TrialVerdict(NamedTuple):
     is_exact: bool
     reason: str = ""
     """Why the model was refused."""
@@ -30,7 +30,7 @@ class WrongModel(AssertionError):
     """A model that was taken, and computed otherwise than by itself."""
 
 
-def try_trainer(model: nn.Module) -> Verdict:
+def try_trainer(model: nn.Module) -> TrialVerdict:
     """Log-probs and gradients over a random forest, whole and in chunks, against each path run alone. Raises WrongModel."""
     paths = random_paths(np.random.default_rng(1), 8, 4, vocabulary=VOCABULARY)
     row = build_row(paths)
@@ -40,7 +40,7 @@ def try_trainer(model: nn.Module) -> Verdict:
         try:
             tree_model = TreeModel(model, TrainerConfig(chunk_tokens=chunk_tokens, head_logits=5 * 64))
         except UnsupportedModel as error:
-            return Verdict(False, error.reason)
+            return TrialVerdict(False, error.reason)
         logp_O, gradient = paths_alone(model, paths, row, token_row_O, coef_O)
         model.set_attn_implementation("qwengyre")
         model.zero_grad()
@@ -51,4 +51,4 @@ def try_trainer(model: nn.Module) -> Verdict:
             raise WrongModel(
                 f"{type(model).__name__}: log-probs {gap:.1e}, gradients {gradient_gap:.1e} off in chunks of {chunk_tokens}"
             )
-    return Verdict(True)
+    return TrialVerdict(True)

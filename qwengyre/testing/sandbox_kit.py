@@ -18,7 +18,7 @@ import msgspec
 
 from qwengyre.core.records import Outcome
 from qwengyre.sandbox.config import HarnessConfig, LimitsConfig
-from qwengyre.sandbox.harness import ExecutionSpec, Gateway
+from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.task import Task, load_task
 
@@ -86,7 +86,7 @@ class Kit:
         over_unix = await asyncio.start_unix_server(self.answer, str(socket), limit=2**24)
         over_tcp = await asyncio.start_server(self.answer, "127.0.0.1", 0, limit=2**24)
         url = f"http://127.0.0.1:{over_tcp.sockets[0].getsockname()[1]}"
-        gateway = Gateway(str(socket), url)
+        gateway = GatewayAddress(str(socket), url)
         launcher = Launcher(config, gateway, work=self.folder / "work", failed=self.folder / "failed")
         async with over_unix, over_tcp, launcher:
             try:

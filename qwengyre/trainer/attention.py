@@ -22,11 +22,11 @@ from qwengyre.trainer.kernels import kernel_for
 from qwengyre.trainer.path_attention import PathAttention
 
 if TYPE_CHECKING:
-    from qwengyre.models.plan import Scores
+    from qwengyre.models.plan import ScoreRule
     from qwengyre.trainer.tree_plan import TreePlan
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, tree: TreePlan, scores: Scores) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, tree: TreePlan, scores: ScoreRule) -> Tensor:
     """query (1, Hk * G, n, d), key (1, Hk, n, d), value (1, Hk, n, e) -> (1, n, Hk * G, e)."""
     width = value.shape[3]
     query, key, value = same_width(query, key, value)
@@ -55,7 +55,7 @@ class ChainAttention(torch.autograd.Function):
         value: Tensor,
         sinks_H: Tensor | None,
         tree: TreePlan,
-        scores: Scores,
+        scores: ScoreRule,
         cache: LayerCache | None,
     ):
         kernel, scale = kernel_for(query, scores.cap), scores.scale

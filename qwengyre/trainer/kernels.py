@@ -119,7 +119,7 @@ TILE_SCORES = 1 << 22
 """Scores that `Plain` holds at once, of all heads: 16 MiB in fp32, which a processor's cache and memory hand over at one go."""
 
 
-class Plain:
+class PlainKernel:
     """By matrix products, some rows at a time: for capped scores (`cap * tanh(score / cap)`), which no fused kernel here has, and for
     devices and dtypes that lack one.
     """
@@ -191,13 +191,13 @@ def _hide(scores: Tensor, rows: slice, causal: bool, mask: Tensor | None) -> Non
         scores.masked_fill_(later, -torch.inf)
 
 
-_CPU, _CUDA, _PLAIN = CpuFlash(), CudaFlash(), Plain()
+_CPU, _CUDA, _PLAIN = CpuFlash(), CudaFlash(), PlainKernel()
 
 
 def kernel_for(query: Tensor, cap: float | None = None, *, is_masked: bool = False) -> Kernel:
     """The fastest that can do it."""
     if cap is not None:
-        return Plain(cap)
+        return PlainKernel(cap)
     if not query.is_cuda:
         return _CPU
     return _CUDA if query.dtype in (torch.float16, torch.bfloat16) and not is_masked else _PLAIN

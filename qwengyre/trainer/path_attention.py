@@ -19,7 +19,7 @@ from qwengyre.trainer.cache import LayerCache
 from qwengyre.trainer.kernels import kernel_for
 
 if TYPE_CHECKING:
-    from qwengyre.models.plan import Scores
+    from qwengyre.models.plan import ScoreRule
     from qwengyre.models.visibility import Visibility
     from qwengyre.trainer.tree_plan import TreePlan
 
@@ -63,7 +63,7 @@ class PathAttention(torch.autograd.Function):
         value: Tensor,
         sinks_H: Tensor | None,
         tree: TreePlan,
-        scores: Scores,
+        scores: ScoreRule,
         cache: LayerCache | None,
     ):
         kernel, (keys, values) = kernel_for(query, scores.cap, is_masked=True), _sources(key, value, cache)

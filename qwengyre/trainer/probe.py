@@ -42,7 +42,7 @@ relative. Families that are right stay below 6 and 140 on random weights, those 
 """
 
 
-class Plain(NamedTuple):
+class PlainPass(NamedTuple):
     """What the model's own forward says of the tree."""
 
     row: TreeRow
@@ -72,7 +72,7 @@ def compare(tree_model: TreeModel) -> tuple[int, int, int]:
     return calls
 
 
-def plain(model: nn.Module, attempt: int) -> Plain:
+def plain(model: nn.Module, attempt: int) -> PlainPass:
     """What the model says as transformers has it. Raises UnsupportedModel when it cannot."""
     before = model.config._attn_implementation
     try:
@@ -84,7 +84,7 @@ def plain(model: nn.Module, attempt: int) -> Plain:
         model.set_attn_implementation(before)
 
 
-def _plain(model: nn.Module, attempt: int) -> Plain:
+def _plain(model: nn.Module, attempt: int) -> PlainPass:
     paths, row = tree(_vocabulary(model), attempt)
     targets, token_row_O = _targets(row)
     ends = {int(rows_T[-1]) for rows_T in row.rows_P}
@@ -102,10 +102,10 @@ def _plain(model: nn.Module, attempt: int) -> Plain:
         for _, leaf in leaves:
             total = gradients.setdefault("rows", torch.zeros(row.num_rows, leaf.shape[-1], dtype=leaf.dtype))
             total.index_add_(0, torch.from_numpy(rows_T), leaf.grad[0])
-    return Plain(row, targets, coef_O, logp_R[token_row_O], gradients["rows"], largest)
+    return PlainPass(row, targets, coef_O, logp_R[token_row_O], gradients["rows"], largest)
 
 
-def _differences(tree_model: TreeModel, expected: Plain) -> tuple[tuple[int, int, int], str]:
+def _differences(tree_model: TreeModel, expected: PlainPass) -> tuple[tuple[int, int, int], str]:
     """Calls of a pass, and what is wrong with the model ("": nothing is)."""
     config, calls = tree_model.config, (0, 0, 0)
     eps = max(torch.finfo(expected.gradient_RH.dtype).eps, torch.finfo(torch.float32).eps)
@@ -133,7 +133,7 @@ def _differences(tree_model: TreeModel, expected: Plain) -> tuple[tuple[int, int
     return calls, ""
 
 
-def _by_tree(tree_model: TreeModel, expected: Plain) -> tuple[Tensor, Tensor]:
+def _by_tree(tree_model: TreeModel, expected: PlainPass) -> tuple[Tensor, Tensor]:
     """Log-probs (O,) and the gradient by each row's embedding (R, H)."""
     with _embedded(tree_model.model) as leaves:
         output = tree_model.train(expected.row, expected.targets, lambda logp_O: expected.coef_O.to(logp_O.dtype))

@@ -23,7 +23,7 @@ ObjectiveName = Literal["gspo-capped", "gspo", "grpo", "dr-grpo", "dapo", "cispo
 AggregationName = Literal["two-level", "token", "sequence", "constant"]
 
 
-class Published(NamedTuple):
+class PublishedWith(NamedTuple):
     clip_low: float
     """Ratios below 1 - clip_low are clipped when A < 0."""
     clip_high: float
@@ -35,12 +35,12 @@ class Published(NamedTuple):
     """By their standard deviation over the whole step."""
 
 
-PUBLISHED: Final[dict[ObjectiveName, Published]] = {
-    "gspo-capped": Published(0.005, 0.005, "two-level"),
-    "gspo": Published(3e-4, 4e-4, "sequence", divides_by_std=True),
-    "grpo": Published(0.2, 0.2, "sequence", divides_by_std=True),
-    "dr-grpo": Published(0.2, 0.2, "constant"),
-    "dapo": Published(0.2, 0.28, "token", divides_by_std=True),
-    "cispo": Published(1.0, 4.0, "token", divides_by_std=True),
-    "reinforce-pp": Published(0.2, 0.2, "token", normalizes_advantages=True),
+PUBLISHED: Final[dict[ObjectiveName, PublishedWith]] = {
+    "gspo-capped": PublishedWith(0.005, 0.005, "two-level"),
+    "gspo": PublishedWith(3e-4, 4e-4, "sequence", divides_by_std=True),
+    "grpo": PublishedWith(0.2, 0.2, "sequence", divides_by_std=True),
+    "dr-grpo": PublishedWith(0.2, 0.2, "constant"),
+    "dapo": PublishedWith(0.2, 0.28, "token", divides_by_std=True),
+    "cispo": PublishedWith(1.0, 4.0, "token", divides_by_std=True),
+    "reinforce-pp": PublishedWith(0.2, 0.2, "token", normalizes_advantages=True),
 }

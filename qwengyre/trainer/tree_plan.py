@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwengyre.models.plan import Scores
+from qwengyre.models.plan import ScoreRule
 from qwengyre.trainer.attention import attend
 from qwengyre.trainer.cache import Export, LayerCache, RowCache, Store
 from qwengyre.trajectory.layout import Squares, TreeRow
 
 
-class Calls:
+class PassCounts:
     """How often a pass has asked for each of the three things: equal for every pass of one model."""
 
     __slots__ = ("attention", "convolution", "scan")
@@ -37,7 +37,7 @@ class TreePlan:
         self.row, self.squares, self.cache = row, squares, cache
         self.longest = int(row.position_R.max(initial=-1)) + 1
         """Tokens of the longest path."""
-        self.calls = Calls()
+        self.calls = PassCounts()
         self.exports: list[Export] = []
         self._pieces: list[tuple[int, int]] | None = None
 
@@ -45,7 +45,7 @@ class TreePlan:
     def own(self) -> slice:
         return slice(self.squares.start, self.squares.end)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: ScoreRule) -> Tensor:
         self.calls.attention += 1
         return attend(query, key, value, self, scores)
 

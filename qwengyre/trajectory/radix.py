@@ -72,33 +72,33 @@ class Piece(NamedTuple):
     num_tokens: int
 
 
-class Run:
+class NodeDraft:
     """One node under construction."""
 
     __slots__ = ("children", "ends", "num_tokens", "parent", "pieces")
 
-    def __init__(self, parent: Run | None):
+    def __init__(self, parent: NodeDraft | None):
         self.parent = parent
         self.pieces: list[Piece] = []
         self.num_tokens = 0
         self.ends: list[tuple[int, CallId]] = []
         """(tokens of this node, call) of every row that ends in it."""
-        self.children: list[Run] = []
+        self.children: list[NodeDraft] = []
 
 
-def grow(calls: Mapping[CallId, RecordedCall]) -> tuple[list[Run], list[CallId], list[CallId]]:
+def grow(calls: Mapping[CallId, RecordedCall]) -> tuple[list[NodeDraft], list[CallId], list[CallId]]:
     """Return all runs (parents before children, siblings unordered), calls with an empty row, and calls left out.
 
     Left out are calls whose base is unknown, too short so far, or left out itself.
     """
     roots, left_out = _attach(calls)
-    runs: list[Run] = []
-    top = Run(None)
+    runs: list[NodeDraft] = []
+    top = NodeDraft(None)
     heads = _arrive([Cursor(strand, 0) for strand in roots], top)
-    todo: list[tuple[Run | None, list[Cursor]]] = [(None, group) for group in _partition(heads)]
+    todo: list[tuple[NodeDraft | None, list[Cursor]]] = [(None, group) for group in _partition(heads)]
     while todo:
         parent, group = todo.pop()
-        runs.append(run := Run(parent))
+        runs.append(run := NodeDraft(parent))
         if parent is not None:
             parent.children.append(run)
         todo += [(run, branch) for branch in _walk(run, group)]
@@ -129,7 +129,7 @@ def _attach(calls: Mapping[CallId, RecordedCall]) -> tuple[list[Strand], list[Ca
     return roots, [call for call in calls if call not in strands]
 
 
-def _walk(run: Run, group: list[Cursor]) -> list[list[Cursor]]:
+def _walk(run: NodeDraft, group: list[Cursor]) -> list[list[Cursor]]:
     """Lengthen `run` as far as its cursors agree; return the groups that branch off after it."""
     while True:
         leader = min(group, key=lambda cursor: (not cursor.is_at_sampled, cursor.strand.order))
@@ -145,7 +145,7 @@ def _walk(run: Run, group: list[Cursor]) -> list[list[Cursor]]:
         group = groups[0]
 
 
-def _arrive(cursors: list[Cursor], run: Run) -> list[Cursor]:
+def _arrive(cursors: list[Cursor], run: NodeDraft) -> list[Cursor]:
     """Note the rows that end here, add the strands attached here, and return the cursors that go on."""
     going: list[Cursor] = []
     todo = list(cursors)

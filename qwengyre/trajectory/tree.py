@@ -20,7 +20,7 @@ from qwengyre.core.errors import CallOutOfOrder, InvariantViolated
 from qwengyre.core.ids import CallId
 from qwengyre.core.records import CONTEXT_VERSION, PathSegment
 from qwengyre.trajectory.calls import CallLog, RecordedCall
-from qwengyre.trajectory.radix import Run, grow
+from qwengyre.trajectory.radix import NodeDraft, grow
 from qwengyre.trajectory.records import BranchCause, CallEvent
 
 
@@ -205,7 +205,7 @@ def _validate_node(node: TreeNode, nodes: tuple[TreeNode, ...]) -> None:
             raise InvariantViolated("children begin where their parent ends", f"node {child}")
 
 
-def _spans(run: Run) -> list[Span]:
+def _spans(run: NodeDraft) -> list[Span]:
     """Join pieces of one origin, cut where an unanswered call stops being extended."""
     spans: list[Span] = []
     start = 0
@@ -224,7 +224,7 @@ def _spans(run: Run) -> list[Span]:
     return spans
 
 
-def _digests(runs: list[Run], spans: dict[int, list[Span]], token_ids: dict[int, np.ndarray]) -> dict[int, bytes]:
+def _digests(runs: list[NodeDraft], spans: dict[int, list[Span]], token_ids: dict[int, np.ndarray]) -> dict[int, bytes]:
     """Digest of every run's whole subtree, children first (`runs` has parents first)."""
     digests: dict[int, bytes] = {}
     for run in reversed(runs):
@@ -240,18 +240,18 @@ def _digests(runs: list[Run], spans: dict[int, list[Span]], token_ids: dict[int,
     return digests
 
 
-def _number(runs: list[Run]) -> tuple[TreeNode, ...]:
+def _number(runs: list[NodeDraft]) -> tuple[TreeNode, ...]:
     """Number runs depth first, siblings by content; without recursion, since chains of calls may be long."""
     spans = {id(run): _spans(run) for run in runs}
     token_ids = {id(run): _token_ids(run) for run in runs}
     digests = _digests(runs, spans, token_ids)
 
-    def content(run: Run) -> tuple[bytes, bytes, tuple[float, int, str]]:
+    def content(run: NodeDraft) -> tuple[bytes, bytes, tuple[float, int, str]]:
         first = token_ids[id(run)][:64].astype(">i4").tobytes()
         return first, digests[id(run)], min(piece.strand.order for piece in run.pieces)
 
     todo = sorted((run for run in runs if run.parent is None), key=content, reverse=True)
-    order: list[Run] = []
+    order: list[NodeDraft] = []
     while todo:
         order.append(run := todo.pop())
         todo += sorted(run.children, key=content, reverse=True)
@@ -278,6 +278,6 @@ def _number(runs: list[Run]) -> tuple[TreeNode, ...]:
     return tuple(nodes)
 
 
-def _token_ids(run: Run) -> np.ndarray:
+def _token_ids(run: NodeDraft) -> np.ndarray:
     parts = [piece.strand.own_ids[piece.first : piece.first + piece.num_tokens] for piece in run.pieces]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

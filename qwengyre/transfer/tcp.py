@@ -39,7 +39,7 @@ ASK_DEADLINE_S = 10.0
 """Longest wait for the next bytes of a request."""
 
 
-class Wanted(msgspec.Struct, frozen=True, array_like=True):
+class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     """What a reader asks for."""
 
     name: str
@@ -56,7 +56,7 @@ class _Segment:
         self.memory = np.zeros(num_bytes, np.uint8).data
         self.epoch, self.version, self.sequence, self.is_released = epoch, version, 1, False
 
-    def why_stale(self, wanted: Wanted) -> str | None:
+    def why_stale(self, wanted: ReadRequest) -> str | None:
         if self.is_released:
             return "was released"
         if (self.epoch, self.version) != (wanted.epoch, wanted.version):
@@ -113,7 +113,7 @@ class TcpCarrier:
         address, _, name = exposure.location.rpartition("/")
         host, _, port = address.rpartition(":")
         pieces = [(region.offset, region.num_bytes) for region in targets]
-        request = msgspec.msgpack.encode(Wanted(name, exposure.epoch, exposure.version, pieces))
+        request = msgspec.msgpack.encode(ReadRequest(name, exposure.epoch, exposure.version, pieces))
         try:
             with socket.create_connection((host, int(port)), timeout=self._deadline_s) as connection:
                 connection.sendall(LENGTH.pack(len(request)) + request)
@@ -178,7 +178,7 @@ class TcpCarrier:
         except (OSError, TransferError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.debug("read_not_served", extra={"reason": str(error)})
 
-    def _hear(self, connection: socket.socket) -> Wanted:
+    def _hear(self, connection: socket.socket) -> ReadRequest:
         try:
             header = bytearray(LENGTH.size)
             _receive(connection, memoryview(header))
@@ -187,12 +187,12 @@ class TcpCarrier:
                 raise TransferError(f"a request of {size} bytes")
             body = bytearray(size)
             _receive(connection, memoryview(body))
-            return msgspec.msgpack.decode(body, type=Wanted)
+            return msgspec.msgpack.decode(body, type=ReadRequest)
         finally:
             with self._lock:
                 del self._silent[connection]
 
-    def _answer(self, connection: socket.socket, wanted: Wanted) -> None:
+    def _answer(self, connection: socket.socket, wanted: ReadRequest) -> None:
         segment = self._segments.get(wanted.name)
         before = segment.sequence if segment is not None else 0
         reason = "was released" if segment is None else segment.why_stale(wanted)

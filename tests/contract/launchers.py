@@ -104,7 +104,7 @@ class LauncherContract:
             life = await launcher.launch("standalone-0", spec_in(tmp_path, cell=3, has_trainer=False))
             client = CellClient(life.address, b"secret")
             with pytest.raises(TrainerError, match="a standalone engine has no trainer"):
-                await client.call(api.EnterTraining(), api.Done, DEADLINE_S)
+                await client.call(api.EnterTraining(), api.Timed, DEADLINE_S)
             client.close()
             await life.stop()
 

@@ -11,7 +11,7 @@ import pytest
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.gateway.control_api import Ping
 from qwengyre.rpc.heartbeat import MISSES_UNTIL_LOST
-from qwengyre.rpc.server import Done, Server, Service
+from qwengyre.rpc.server import Done, RpcServer, Service
 from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.gateway_process import GatewayProcess
 
@@ -51,7 +51,7 @@ class Gateway(GatewayProcess):
         self.changed = asyncio.Condition()
         self.told: list[int] = []
         self.on_restarted = self.tell
-        self.server = Server(None, lambda: Service({Ping: self.answer}))
+        self.server = RpcServer(None, lambda: Service({Ping: self.answer}))
 
     async def _launch(self) -> None:
         self._child = Child()

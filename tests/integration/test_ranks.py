@@ -64,7 +64,7 @@ def test_a_rank_of_another_machine_holds_its_shard_and_takes_the_cell_along(tmp_
         carrier.close()
         rank.kill()
         with pytest.raises(CellFailed):
-            await client.call(api.BeginStep(0, snapshot=None), api.Done, DEADLINE_S)
+            await client.call(api.BeginStep(0, snapshot=None), api.Timed, DEADLINE_S)
         assert await life.wait_end() == f"its process ended with {RANK_LOST}"
         client.close()
 

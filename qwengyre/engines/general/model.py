@@ -19,7 +19,7 @@ from qwengyre.engines.general.memory import GeneralMemory, StateMemory
 from qwengyre.engines.general.plan import PassPlan
 from qwengyre.engines.general.shapes import Shapes, shapes_of
 from qwengyre.engines.model import Read
-from qwengyre.engines.passes import Opened, Pass
+from qwengyre.engines.passes import LoadedModel, Pass
 from qwengyre.engines.sampler import sample
 from qwengyre.models.follow import sentence, take_over
 from qwengyre.models.load import load
@@ -61,7 +61,7 @@ class GeneralModel:
         parts = (FORMAT, type(self.model).__name__, str(block_size), repr(self.shapes), repr(sorted(config.items(), key=str)))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
-    def open(self, config: EngineConfig) -> Opened:
+    def open(self, config: EngineConfig) -> LoadedModel:
         """Memory to serve with. Raises ConfigError, ModelRefused for a config that does not suit the model."""
         if config.kernels == "native":
             raise ConfigError("the compiled kernels are Qwen3's: use 'auto' or 'torch'", key="engine.kernels")
@@ -72,7 +72,7 @@ class GeneralModel:
         weights = GeneralWeights(self.model, self._parameter_shapes)
         memory = GeneralMemory(self.shapes, num_blocks=config.kv_blocks, block_size=config.block_size)
         states = StateMemory(self.shapes, config.max_running + config.state_snapshots) if self.shapes.has_states else None
-        return Opened(weights, memory, GeneralForward(self, memory, states), states)
+        return LoadedModel(weights, memory, GeneralForward(self, memory, states), states)
 
 
 class GeneralWeights:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qwengyre.engines.general.memory import GeneralMemory, StateMemory
 from qwengyre.engines.passes import Pass
-from qwengyre.models.plan import Scores
+from qwengyre.models.plan import ScoreRule
 from qwengyre.models.visibility import Visibility
 
 
@@ -47,7 +47,7 @@ class PassPlan:
         )
         self._parts: dict[int, tuple[Visibility, list[Part]]] = {}
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: ScoreRule) -> Tensor:
         layer = self.memory.layers[self.num_attentions].view(-1, self.memory.layers[self.num_attentions].shape[2])
         shape = self.memory.shapes[self.num_attentions]
         self.num_attentions += 1
@@ -131,7 +131,7 @@ def _keys(position_Q: Tensor, sees: Visibility) -> Tensor:
     return torch.arange(0 if window is None else max(0, int(position_Q.min()) - window + 1), end)
 
 
-def _attend(query_HNd: Tensor, layer: Tensor, shape: tuple[int, int, int], part: Part, scores: Scores) -> Tensor:
+def _attend(query_HNd: Tensor, layer: Tensor, shape: tuple[int, int, int], part: Part, scores: ScoreRule) -> Tensor:
     """(tokens of the part, Hq, e)."""
     heads, width, _ = shape
     kept = layer.index_select(0, part.rows).unflatten(0, (part.num_calls, -1))
@@ -145,7 +145,7 @@ def _attend(query_HNd: Tensor, layer: Tensor, shape: tuple[int, int, int], part:
     return out.transpose(1, 2).flatten(0, 1)
 
 
-def _explicit(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scores: Scores) -> Tensor:
+def _explicit(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scores: ScoreRule) -> Tensor:
     """(C, Hq, Q, e) with capped scores and sinks."""
     grouped = query.unflatten(1, (key.shape[1], -1))
     product = (grouped @ key[:, :, None].transpose(-1, -2)).mul_(scores.scale)

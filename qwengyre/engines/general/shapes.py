@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwengyre.models.plan import Scores, following
+from qwengyre.models.plan import ScoreRule, following
 
 NUM_TOKENS = 2
 
@@ -52,7 +52,7 @@ class _Recorder:
         self.convolution: list[tuple[int, int]] = []
         self.scan: list[tuple[int, ...]] = []
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: ScoreRule) -> Tensor:
         self.attention.append((key.shape[1], key.shape[3], value.shape[3]))
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2)
 

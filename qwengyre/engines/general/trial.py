@@ -8,7 +8,7 @@ import torch
 from qwengyre.core.errors import ModelRefused, UnsupportedModel
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.general.model import GeneralModel
-from qwengyre.engines.passes import Opened, Pass
+from qwengyre.engines.passes import LoadedModel, Pass
 from qwengyre.models.follow import sentence
 
 NUM_TOKENS, BLOCK = 11, 4
@@ -39,7 +39,7 @@ def try_model(model: GeneralModel) -> None:
     raise ModelRefused(f"{type(model.model).__name__} cannot be served: {reasons[-1]}")
 
 
-def _served(opened: Opened, texts: np.ndarray) -> torch.Tensor:
+def _served(opened: LoadedModel, texts: np.ndarray) -> torch.Tensor:
     """Logits after every token from the last of `PIECES` on, (texts, tokens, V)."""
     if opened.states is not None:
         for slot in range(len(texts)):
@@ -57,7 +57,7 @@ def _served(opened: Opened, texts: np.ndarray) -> torch.Tensor:
 
 
 def _logits(
-    opened: Opened, texts: np.ndarray, table_RB: np.ndarray, pieces: list[tuple[int, int, int]], num_decoding: int
+    opened: LoadedModel, texts: np.ndarray, table_RB: np.ndarray, pieces: list[tuple[int, int, int]], num_decoding: int
 ) -> torch.Tensor:
     """(texts, tokens of this pass, V)."""
     positions = np.concatenate([np.arange(start, start + length) for _, start, length in pieces])

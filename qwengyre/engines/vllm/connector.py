@@ -57,7 +57,7 @@ class Import(NamedTuple):
 
 
 @dataclass
-class Step(KVConnectorMetadata):
+class StepMetadata(KVConnectorMetadata):
     scheduled: list[Scheduled] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
@@ -102,8 +102,8 @@ class GyreConnector(KVConnectorBase_V1):
             table = list(blocks.get_block_ids()[0])
             self._loads[request.request_id] = Load(named["import_id"], end - num_external_tokens, end, table)
 
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Step:
-        step = Step(ended=list(scheduler_output.finished_req_ids), loads=list(self._loads.values()))
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
+        step = StepMetadata(ended=list(scheduler_output.finished_req_ids), loads=list(self._loads.values()))
         count = scheduler_output.num_scheduled_tokens
         for new in scheduler_output.scheduled_new_reqs:
             step.scheduled.append(self._afresh(new.req_id, new.block_ids, new.num_computed_tokens, count[new.req_id]))
@@ -142,7 +142,7 @@ class GyreConnector(KVConnectorBase_V1):
 
     def start_load_kv(self, forward_context: object, **kwargs: object) -> None:
         step = self._get_connector_metadata()
-        assert isinstance(step, Step)
+        assert isinstance(step, StepMetadata)
         began = time.thread_time()
         for load in step.loads:
             self._put(load)

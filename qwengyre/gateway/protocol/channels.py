@@ -20,7 +20,7 @@ from qwengyre.gateway.protocol.said import Said
 from qwengyre.gateway.protocol.text import Detokenizer, Marked, Trim, Trimmed
 
 
-class Marker(Enum):
+class ChannelMarker(Enum):
     THINK = "reasoning begins"
     THINK_END = "reasoning ends"
     SECTION = "tool calls begin"
@@ -48,64 +48,64 @@ class Where(Enum):
     ENDED = "ended"
 
 
-Moves = Mapping[tuple[Where, Marker], Where]
+Moves = Mapping[tuple[Where, ChannelMarker], Where]
 _REASONING_FIRST: Final[Moves] = {
-    (Where.START, Marker.THINK): Where.REASONING,
-    (Where.START, Marker.SECTION): Where.BETWEEN,
-    (Where.REASONING, Marker.THINK): Where.REASONING,
-    (Where.REASONING, Marker.THINK_END): Where.CONTENT,
-    (Where.CONTENT, Marker.SECTION): Where.BETWEEN,
-    (Where.BETWEEN, Marker.CALL): Where.CALL,
-    (Where.BETWEEN, Marker.SECTION_END): Where.AFTER,
-    (Where.CALL, Marker.CALL_END): Where.BETWEEN,
-    (Where.CALL, Marker.SECTION_END): Where.AFTER,
+    (Where.START, ChannelMarker.THINK): Where.REASONING,
+    (Where.START, ChannelMarker.SECTION): Where.BETWEEN,
+    (Where.REASONING, ChannelMarker.THINK): Where.REASONING,
+    (Where.REASONING, ChannelMarker.THINK_END): Where.CONTENT,
+    (Where.CONTENT, ChannelMarker.SECTION): Where.BETWEEN,
+    (Where.BETWEEN, ChannelMarker.CALL): Where.CALL,
+    (Where.BETWEEN, ChannelMarker.SECTION_END): Where.AFTER,
+    (Where.CALL, ChannelMarker.CALL_END): Where.BETWEEN,
+    (Where.CALL, ChannelMarker.SECTION_END): Where.AFTER,
 }
-_BARE_CALLS: Final[Moves] = {(Where.START, Marker.CALL): Where.CALL, (Where.CONTENT, Marker.CALL): Where.CALL}
+_BARE_CALLS: Final[Moves] = {(Where.START, ChannelMarker.CALL): Where.CALL, (Where.CONTENT, ChannelMarker.CALL): Where.CALL}
 IN_SECTIONS: Final[Moves] = _REASONING_FIRST
 """Calls stand in a section: DeepSeek V3."""
 HELD_SECTIONS: Final[Moves] = {
     **IN_SECTIONS,
-    (Where.REASONING, Marker.SECTION): Where.HELD,
-    (Where.START, Marker.ODD): Where.UNDECIDED,
-    (Where.CONTENT, Marker.ODD): Where.UNDECIDED,
+    (Where.REASONING, ChannelMarker.SECTION): Where.HELD,
+    (Where.START, ChannelMarker.ODD): Where.UNDECIDED,
+    (Where.CONTENT, ChannelMarker.ODD): Where.UNDECIDED,
 }
 """A section ends reasoning that nobody closed: Kimi."""
 BARE: Final[Moves] = {**_REASONING_FIRST, **_BARE_CALLS}
 """Calls stand by themselves: Laguna, Hy3."""
-HELD_BARE: Final[Moves] = {**BARE, (Where.REASONING, Marker.CALL): Where.HELD}
+HELD_BARE: Final[Moves] = {**BARE, (Where.REASONING, ChannelMarker.CALL): Where.HELD}
 """A call ends reasoning that nobody closed: Qwen, Nemotron, MiniMax."""
 INTERLEAVED: Final[Moves] = {
-    (Where.REASONING, Marker.THINK): Where.REASONING,
-    (Where.REASONING, Marker.THINK_END): Where.CONTENT,
-    (Where.REASONING, Marker.CALL): Where.CALL,
-    (Where.CONTENT, Marker.THINK): Where.REASONING,
-    (Where.CONTENT, Marker.THINK_END): Where.CONTENT,
-    (Where.CONTENT, Marker.CALL): Where.CALL,
-    (Where.CALL, Marker.CALL_END): Where.CONTENT,
+    (Where.REASONING, ChannelMarker.THINK): Where.REASONING,
+    (Where.REASONING, ChannelMarker.THINK_END): Where.CONTENT,
+    (Where.REASONING, ChannelMarker.CALL): Where.CALL,
+    (Where.CONTENT, ChannelMarker.THINK): Where.REASONING,
+    (Where.CONTENT, ChannelMarker.THINK_END): Where.CONTENT,
+    (Where.CONTENT, ChannelMarker.CALL): Where.CALL,
+    (Where.CALL, ChannelMarker.CALL_END): Where.CONTENT,
 }
 """Reasoning, text and calls in any order: GLM."""
 GEMMA: Final[Moves] = {
-    (Where.START, Marker.THINK): Where.REASONING,
-    (Where.START, Marker.CALL): Where.CALL,
-    (Where.REASONING, Marker.THINK_END): Where.CONTENT,
-    (Where.REASONING, Marker.CALL): Where.HELD,
-    (Where.CONTENT, Marker.THINK): Where.UNDECIDED,
-    (Where.CONTENT, Marker.CALL): Where.CALL,
-    (Where.CALL, Marker.CALL_END): Where.CONTENT,
+    (Where.START, ChannelMarker.THINK): Where.REASONING,
+    (Where.START, ChannelMarker.CALL): Where.CALL,
+    (Where.REASONING, ChannelMarker.THINK_END): Where.CONTENT,
+    (Where.REASONING, ChannelMarker.CALL): Where.HELD,
+    (Where.CONTENT, ChannelMarker.THINK): Where.UNDECIDED,
+    (Where.CONTENT, ChannelMarker.CALL): Where.CALL,
+    (Where.CALL, ChannelMarker.CALL_END): Where.CONTENT,
 }
 """Reasoning first; text goes on after a call."""
 DSML: Final[Moves] = {
-    (Where.REASONING, Marker.THINK): Where.REASONING,
-    (Where.REASONING, Marker.THINK_END): Where.CONTENT,
-    (Where.REASONING, Marker.SECTION): Where.BETWEEN,
-    (Where.CONTENT, Marker.THINK): Where.REASONING,
-    (Where.CONTENT, Marker.THINK_END): Where.CONTENT,
-    (Where.CONTENT, Marker.SECTION): Where.BETWEEN,
-    (Where.CONTENT, Marker.CALL): Where.CALL,
-    (Where.BETWEEN, Marker.SECTION): Where.BETWEEN,
-    (Where.BETWEEN, Marker.CALL): Where.CALL,
-    (Where.CALL, Marker.CALL_END): Where.BETWEEN,
-    (Where.CALL, Marker.SECTION_END): Where.BETWEEN,
+    (Where.REASONING, ChannelMarker.THINK): Where.REASONING,
+    (Where.REASONING, ChannelMarker.THINK_END): Where.CONTENT,
+    (Where.REASONING, ChannelMarker.SECTION): Where.BETWEEN,
+    (Where.CONTENT, ChannelMarker.THINK): Where.REASONING,
+    (Where.CONTENT, ChannelMarker.THINK_END): Where.CONTENT,
+    (Where.CONTENT, ChannelMarker.SECTION): Where.BETWEEN,
+    (Where.CONTENT, ChannelMarker.CALL): Where.CALL,
+    (Where.BETWEEN, ChannelMarker.SECTION): Where.BETWEEN,
+    (Where.BETWEEN, ChannelMarker.CALL): Where.CALL,
+    (Where.CALL, ChannelMarker.CALL_END): Where.BETWEEN,
+    (Where.CALL, ChannelMarker.SECTION_END): Where.BETWEEN,
 }
 """As GLM, with sections, and nothing but calls after a call: DeepSeek V4."""
 
@@ -114,9 +114,9 @@ class Channels(msgspec.Struct, frozen=True, kw_only=True):
     """One format, for one tokenizer."""
 
     moves: Moves
-    tokens: dict[int, Marker]
+    tokens: dict[int, ChannelMarker]
     """Control tokens."""
-    texts: dict[str, Marker] = {}
+    texts: dict[str, ChannelMarker] = {}
     """The same as text."""
     first: Where = Where.START
     """Where an answer begins that does not begin in reasoning."""
@@ -152,7 +152,7 @@ class ChannelParser:
         """Tokens that may still be the header; None once that is known."""
         self._lead = ""
         self._call: CallReader | None = None
-        self._held: list[tuple[Marker | None, int, str]] = []
+        self._held: list[tuple[ChannelMarker | None, int, str]] = []
         self._tail = ""
         self._prefix: str | None = None
         """What may be the word that reasoning begins with."""
@@ -203,7 +203,7 @@ class ChannelParser:
     def _control(self, token: int) -> None:
         self._flush()
         marker = self._channels.tokens.get(token)
-        if marker is Marker.STOP:
+        if marker is ChannelMarker.STOP:
             self._end()
         else:
             self._terminal(marker, token, self._start.decode([token]))
@@ -244,12 +244,12 @@ class ChannelParser:
             case Where.CALL:
                 self._call.text(text)
 
-    def _terminal(self, marker: Marker | None, token: int, text: str) -> None:
+    def _terminal(self, marker: ChannelMarker | None, token: int, text: str) -> None:
         if self._where is Where.HELD:
             self._in_held(marker, token, text)
             return
         target = self._channels.moves.get((self._where, marker)) if marker is not None else None
-        is_inside = self._where is Where.CALL and marker is Marker.CALL_END and not self._call.may_end
+        is_inside = self._where is Where.CALL and marker is ChannelMarker.CALL_END and not self._call.may_end
         if target is None or is_inside:
             if self._where is Where.CALL:
                 self._call.mark(token, text)
@@ -258,9 +258,9 @@ class ChannelParser:
             return
         if target is Where.HELD:
             self._held = [(marker, token, text)]
-        self._leave(target, is_closed=marker is Marker.CALL_END)
+        self._leave(target, is_closed=marker is ChannelMarker.CALL_END)
         self._where = target
-        if marker is Marker.THINK:
+        if marker is ChannelMarker.THINK:
             self._prefix = "" if self._channels.think_prefix else None
         if target is Where.CALL:
             self._call = self._channels.new_call(self._said, self._start.is_string)
@@ -296,14 +296,14 @@ class ChannelParser:
         if prefix:
             self._think(prefix.removeprefix(self._channels.think_prefix))
 
-    def _in_held(self, marker: Marker | None, token: int, text: str) -> None:
-        if marker is not Marker.THINK_END:
+    def _in_held(self, marker: ChannelMarker | None, token: int, text: str) -> None:
+        if marker is not ChannelMarker.THINK_END:
             self._held.append((marker, token, text))
             return
         held, self._held = self._held, []
         self._where = Where.REASONING
         for inner, _, piece in held:
-            is_dropped = (Where.REASONING, inner) in self._channels.moves and inner is Marker.THINK
+            is_dropped = (Where.REASONING, inner) in self._channels.moves and inner is ChannelMarker.THINK
             if self._where is Where.REASONING and not is_dropped:
                 self._think(piece)
         if self._where is Where.REASONING:

@@ -18,13 +18,13 @@ from qwengyre.gateway.protocol.fields import (
     Honored,
     Ignored,
     InvalidRequest,
-    Refused,
+    RefusedField,
     decode,
     refusal,
 )
 from qwengyre.gateway.protocol.media import LEFT_OUT, text_instead
 from qwengyre.gateway.protocol.request import (
-    Calls,
+    CallLimit,
     ItemCache,
     ModelRequest,
     ParsedItem,
@@ -59,17 +59,17 @@ FIELDS: Final[dict[str, Field]] = {
     "max_completion_tokens": Honored("from 1 on; at most `gateway.max_tokens_per_call`"),
     "max_tokens": Honored("as `max_completion_tokens`, which goes before it"),
     "stop": Honored("up to 16"),
-    "n": Refused("ask once for every answer that you want", unless=(1,)),
-    "functions": Refused("send them as tools", unless=([],)),
-    "function_call": Refused("send tools and tool_choice", unless=("auto", "none")),
-    "response_format": Refused(UNCONSTRAINED, unless=({"type": "text"},)),
-    "logit_bias": Refused("the policy is not constrained: leave this out", unless=({},)),
-    "logprobs": Refused("log-probs are recorded, not returned: leave this out", unless=(False,)),
-    "top_logprobs": Refused("log-probs are recorded, not returned: leave this out", unless=(0,)),
-    "modalities": Refused("the policy writes text: leave this out", unless=(["text"],)),
-    "audio": Refused("the policy writes text: leave this out"),
-    "moderation": Refused("nothing is moderated here: leave this out"),
-    "web_search_options": Refused("there is no search at the provider: give the policy a tool that searches"),
+    "n": RefusedField("ask once for every answer that you want", unless=(1,)),
+    "functions": RefusedField("send them as tools", unless=([],)),
+    "function_call": RefusedField("send tools and tool_choice", unless=("auto", "none")),
+    "response_format": RefusedField(UNCONSTRAINED, unless=({"type": "text"},)),
+    "logit_bias": RefusedField("the policy is not constrained: leave this out", unless=({},)),
+    "logprobs": RefusedField("log-probs are recorded, not returned: leave this out", unless=(False,)),
+    "top_logprobs": RefusedField("log-probs are recorded, not returned: leave this out", unless=(0,)),
+    "modalities": RefusedField("the policy writes text: leave this out", unless=(["text"],)),
+    "audio": RefusedField("the policy writes text: leave this out"),
+    "moderation": RefusedField("nothing is moderated here: leave this out"),
+    "web_search_options": RefusedField("there is no search at the provider: give the policy a tool that searches"),
     "temperature": SAMPLING,
     "top_p": SAMPLING,
     "frequency_penalty": SAMPLING,
@@ -96,8 +96,8 @@ MESSAGE: Final[dict[str, Field]] = {
     "tool_calls": Honored("those of type `function`"),
     "tool_call_id": Honored(),
     "name": Honored("of a tool's message; others are ignored: a chat template has no place for it"),
-    "function_call": Refused("send tool_calls"),
-    "audio": Refused("the policy reads text only"),
+    "function_call": RefusedField("send tool_calls"),
+    "audio": RefusedField("the policy reads text only"),
 }
 PARTS: Final[dict[str, Field]] = {
     "text": Honored(),
@@ -110,7 +110,7 @@ PARTS: Final[dict[str, Field]] = {
 }
 TOOLS: Final[dict[str, Field]] = {
     "function": Honored("`name`, `description`, `parameters`; `strict` is ignored: the policy is not constrained"),
-    "custom": Refused("give the policy a function with one string argument"),
+    "custom": RefusedField("give the policy a function with one string argument"),
 }
 
 
@@ -197,11 +197,11 @@ def parse(body: bytes, cache: ItemCache) -> ModelRequest:
     )
 
 
-def _calls(asked: Body, tools: Tools) -> Calls:
+def _calls(asked: Body, tools: Tools) -> CallLimit:
     choice = asked.get("tool_choice", str | _ToolChoice, "auto")
     is_parallel = asked.get("parallel_tool_calls", bool, True)
     if choice == "none":
-        return Calls.NONE
+        return CallLimit.NONE
     if choice == "required" or (isinstance(choice, _ToolChoice) and choice.type == "function"):
         if isinstance(choice, _ToolChoice):
             tools.need(choice.function.name)
@@ -210,7 +210,7 @@ def _calls(asked: Body, tools: Tools) -> Calls:
         raise InvalidRequest(
             "tool_choice must be auto, none, required or a function: send only the tools that may be called", param="tool_choice"
         )
-    return Calls.ANY if is_parallel else Calls.ONE
+    return CallLimit.ANY if is_parallel else CallLimit.ONE
 
 
 def _parse_message(raw: bytes, cache: ItemCache) -> ParsedItem:

@@ -35,14 +35,14 @@ class Ignored(msgspec.Struct, frozen=True):
     because: str
 
 
-class Refused(msgspec.Struct, frozen=True):
+class RefusedField(msgspec.Struct, frozen=True):
     do: str
     """What the client should do instead."""
     unless: tuple[Any, ...] = ()
     """Values that ask for nothing and are accepted; null always is."""
 
 
-Field = Honored | Ignored | Refused
+Field = Honored | Ignored | RefusedField
 
 SAMPLING = Ignored("the run sets how the policy is sampled, so that log-probs are its own")
 TEMPLATE = Ignored("the run's chat template sets how the policy thinks and writes")
@@ -71,9 +71,11 @@ class Body:
     def read(cls, body: bytes, table: Mapping[str, Field]) -> Body:
         """Read a body by its dialect's table; a name with a dot is a field of an object. Raises InvalidRequest for what is refused."""
         raw = decode(body, dict[str, msgspec.Raw], "request body")
-        ignored = [name for name, value in raw.items() if _asks(value) and not isinstance(table.get(name), Honored | Refused)]
+        ignored = [
+            name for name, value in raw.items() if _asks(value) and not isinstance(table.get(name), Honored | RefusedField)
+        ]
         for name, field in table.items():
-            if isinstance(field, Refused):
+            if isinstance(field, RefusedField):
                 _refuse(name, field, raw)
         return cls(raw, ignored)
 
@@ -108,7 +110,7 @@ class Body:
 def refusal(table: Mapping[str, Field], kind: object, place: str) -> InvalidRequest:
     """The error for a part of a kind that is not served; `place` is the field in which it stands."""
     field = table.get(kind) if isinstance(kind, str) else None
-    do = field.do if isinstance(field, Refused) else "it is not known; this model reads text"
+    do = field.do if isinstance(field, RefusedField) else "it is not known; this model reads text"
     return InvalidRequest(f"{place}: {kind!r} is not served: {do}", param=place)
 
 
@@ -116,7 +118,7 @@ def _asks(raw: bytes) -> bool:
     return bytes(memoryview(raw)[:5]) != b"null"
 
 
-def _refuse(name: str, field: Refused, raw: Mapping[str, msgspec.Raw]) -> None:
+def _refuse(name: str, field: RefusedField, raw: Mapping[str, msgspec.Raw]) -> None:
     name, _, inner = name.partition(".")
     value = raw.get(name)
     if value is None or not _asks(value):

@@ -18,13 +18,13 @@ from qwengyre.gateway.protocol.fields import (
     Honored,
     Ignored,
     InvalidRequest,
-    Refused,
+    RefusedField,
     decode,
     refusal,
 )
 from qwengyre.gateway.protocol.media import LEFT_OUT, text_instead
 from qwengyre.gateway.protocol.request import (
-    Calls,
+    CallLimit,
     ItemCache,
     ModelRequest,
     ParsedItem,
@@ -45,7 +45,7 @@ BILLING: Final = "x-anthropic-billing-header:"
 """Claude Code's first system block begins with it: for the server's eyes, different in every session."""
 RESULT_TEXTS: Final = {"text": "text", "tool_reference": "tool_name"}
 """Where a part of a tool result has its text; a tool that is referred to stands in `tools`, so its name is enough."""
-OF_THE_PROVIDER = Refused("only the provider's own tools make it, and there are none here")
+OF_THE_PROVIDER = RefusedField("only the provider's own tools make it, and there are none here")
 FIELDS: Final[dict[str, Field]] = {
     "messages": Honored(),
     "model": Honored("echoed; the policy answers to every name"),
@@ -59,12 +59,12 @@ FIELDS: Final[dict[str, Field]] = {
     "max_tokens": Honored("from 1 on; at most `gateway.max_tokens_per_call`"),
     "stop_sequences": Honored("up to 16"),
     "output_config": Ignored("its effort: the run's chat template sets how the policy thinks and writes"),
-    "output_config.format": Refused(UNCONSTRAINED),
-    "output_format": Refused(UNCONSTRAINED),
-    "compaction": Refused("ask for a summary in a message"),
-    "container": Refused("there is no container here: leave this out"),
-    "mcp_servers": Refused("the harness must call MCP servers itself", unless=([],)),
-    "thread": Refused("send all messages with every request"),
+    "output_config.format": RefusedField(UNCONSTRAINED),
+    "output_format": RefusedField(UNCONSTRAINED),
+    "compaction": RefusedField("ask for a summary in a message"),
+    "container": RefusedField("there is no container here: leave this out"),
+    "mcp_servers": RefusedField("the harness must call MCP servers itself", unless=([],)),
+    "thread": RefusedField("send all messages with every request"),
     "thinking": TEMPLATE,
     "temperature": SAMPLING,
     "top_p": SAMPLING,
@@ -184,17 +184,17 @@ def parse(body: bytes, cache: ItemCache) -> ModelRequest:
     )
 
 
-def _calls(asked: Body, tools: Tools) -> Calls:
+def _calls(asked: Body, tools: Tools) -> CallLimit:
     choice = asked.get("tool_choice", _ToolChoice, _ToolChoice("auto"))
     if choice.type == "none":
-        return Calls.NONE
+        return CallLimit.NONE
     if choice.type not in ("auto", "any", "tool"):
         raise InvalidRequest("tool_choice must be of type auto, any, tool or none", param="tool_choice")
     if choice.type == "tool":
         tools.need(choice.name)
     if choice.type != "auto":
         asked.ignore("tool_choice")
-    return Calls.ONE if choice.disable_parallel_tool_use else Calls.ANY
+    return CallLimit.ONE if choice.disable_parallel_tool_use else CallLimit.ANY
 
 
 def _parse_system(raw: bytes, cache: ItemCache) -> ParsedItem:

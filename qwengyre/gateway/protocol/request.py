@@ -24,7 +24,7 @@ MAX_CACHED_BYTES = 48 * 1024 * 1024
 """Of one execution's messages; the longest body that is accepted fits by default."""
 
 
-class Calls(Enum):
+class CallLimit(Enum):
     """How many tool calls of an answer the client wants."""
 
     ANY = "any"
@@ -64,7 +64,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
     stream: bool
     max_tokens: int | None
     stops: tuple[str, ...]
-    calls: Calls
+    calls: CallLimit
     ignored: tuple[str, ...]
     """Fields of the body that change nothing."""
     include_usage: bool

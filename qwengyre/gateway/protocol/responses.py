@@ -21,7 +21,7 @@ from qwengyre.gateway.protocol.deltas import (
 )
 from qwengyre.gateway.protocol.dialect import AnswerHead, AnswerStream, Dialect, kind_of
 from qwengyre.gateway.protocol.openai_errors import openai_error, openai_overflow
-from qwengyre.gateway.protocol.request import Calls, ItemCache, ModelRequest, Tools
+from qwengyre.gateway.protocol.request import CallLimit, ItemCache, ModelRequest, Tools
 from qwengyre.gateway.protocol.responses_request import ToolKind, item_id
 from qwengyre.trajectory.match import ToolUse
 
@@ -95,8 +95,8 @@ def _response(request: ModelRequest, head: AnswerHead) -> dict[str, Any]:
         "incomplete_details": None,
         "model": request.model,
         "output": [],
-        "parallel_tool_calls": request.calls is not Calls.ONE,
-        "tool_choice": "none" if request.calls is Calls.NONE else "auto",
+        "parallel_tool_calls": request.calls is not CallLimit.ONE,
+        "tool_choice": "none" if request.calls is CallLimit.NONE else "auto",
         "tools": [],
         "usage": None,
     }

@@ -20,13 +20,13 @@ from qwengyre.gateway.protocol.fields import (
     Honored,
     Ignored,
     InvalidRequest,
-    Refused,
+    RefusedField,
     decode,
     refusal,
 )
 from qwengyre.gateway.protocol.media import LEFT_OUT, text_instead
 from qwengyre.gateway.protocol.request import (
-    Calls,
+    CallLimit,
     ItemCache,
     ModelRequest,
     ParsedItem,
@@ -45,8 +45,8 @@ from qwengyre.trajectory.match import KeyedTurn, ToolUse, Turn, TurnRole
 ROLES: dict[str, TurnRole] = {"system": "system", "developer": "system", "user": "user"}
 CALL_TYPES = ("function_call", "custom_tool_call")
 OUTPUT_TYPES = ("function_call_output", "custom_tool_call_output")
-STATELESS = Refused("send the whole input; items of earlier answers may stand in it as `item_reference`")
-OF_THE_PROVIDER = Refused("only the provider's own tools make it, and there are none here")
+STATELESS = RefusedField("send the whole input; items of earlier answers may stand in it as `item_reference`")
+OF_THE_PROVIDER = RefusedField("only the provider's own tools make it, and there are none here")
 NOT_HERE = Ignored("it runs at the provider, or only the provider knows its schema: the policy is not offered it")
 FIELDS: Final[dict[str, Field]] = {
     "input": Honored(),
@@ -59,13 +59,13 @@ FIELDS: Final[dict[str, Field]] = {
     "max_output_tokens": Honored("from 1 on; at most `gateway.max_tokens_per_call`"),
     "previous_response_id": STATELESS,
     "conversation": STATELESS,
-    "prompt": Refused("send the prompt itself"),
-    "background": Refused("wait for the answer", unless=(False,)),
-    "background_options": Refused("wait for the answer"),
+    "prompt": RefusedField("send the prompt itself"),
+    "background": RefusedField("wait for the answer", unless=(False,)),
+    "background_options": RefusedField("wait for the answer"),
     "text": Ignored("its verbosity: the run's chat template sets how the policy thinks and writes"),
-    "text.format": Refused(UNCONSTRAINED, unless=({"type": "text"},)),
-    "top_logprobs": Refused("log-probs are recorded, not returned: leave this out", unless=(0,)),
-    "moderation": Refused("nothing is moderated here: leave this out"),
+    "text.format": RefusedField(UNCONSTRAINED, unless=({"type": "text"},)),
+    "top_logprobs": RefusedField("log-probs are recorded, not returned: leave this out", unless=(0,)),
+    "moderation": RefusedField("nothing is moderated here: leave this out"),
     "temperature": SAMPLING,
     "top_p": SAMPLING,
     "reasoning": TEMPLATE,
@@ -94,10 +94,10 @@ ITEMS: Final[dict[str, Field]] = {
     "custom_tool_call": Honored(),
     "custom_tool_call_output": Honored(),
     "item_reference": Honored("to an item of an earlier answer to the same execution"),
-    "additional_tools": Refused("send all tools in `tools`"),
-    "configuration_update": Refused("send the configuration with every request"),
-    "compaction": Refused("ask for a summary in a message"),
-    "compaction_trigger": Refused("ask for a summary in a message"),
+    "additional_tools": RefusedField("send all tools in `tools`"),
+    "configuration_update": RefusedField("send the configuration with every request"),
+    "compaction": RefusedField("ask for a summary in a message"),
+    "compaction_trigger": RefusedField("ask for a summary in a message"),
     "apply_patch_call": OF_THE_PROVIDER,
     "apply_patch_call_output": OF_THE_PROVIDER,
     "code_interpreter_call": OF_THE_PROVIDER,
@@ -214,11 +214,11 @@ def parse(body: bytes, cache: ItemCache) -> ModelRequest:
     )
 
 
-def _calls(asked: Body, tools: Tools) -> Calls:
+def _calls(asked: Body, tools: Tools) -> CallLimit:
     choice = asked.get("tool_choice", str | _ToolChoice, "auto")
     is_parallel = asked.get("parallel_tool_calls", bool, True)
     if choice == "none":
-        return Calls.NONE
+        return CallLimit.NONE
     if isinstance(choice, _ToolChoice) and choice.type in ("function", "custom"):
         if choice.name not in {kind.name or name for name, kind in tools.names.items()}:
             raise InvalidRequest(f"tool_choice names {choice.name!r}, which is not among the tools", param="tool_choice")
@@ -230,7 +230,7 @@ def _calls(asked: Body, tools: Tools) -> Calls:
             "tool_choice must be auto, none, required or a tool's name: send only the tools that may be called",
             param="tool_choice",
         )
-    return Calls.ANY if is_parallel else Calls.ONE
+    return CallLimit.ANY if is_parallel else CallLimit.ONE
 
 
 def _items(raw: bytes, cache: ItemCache, offered: _OfferedTools) -> list[ParsedItem]:

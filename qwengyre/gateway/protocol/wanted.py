@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from qwengyre.gateway.protocol.deltas import Delta, TextDelta, ToolArguments, ToolStart
-from qwengyre.gateway.protocol.request import Calls
+from qwengyre.gateway.protocol.request import CallLimit
 from qwengyre.gateway.protocol.sse import encode
 from qwengyre.gateway.protocol.text import StopStrings
 
@@ -19,9 +19,9 @@ class _Parser(Protocol):
 class Wanted:
     """Lets deltas through as far as they are wanted."""
 
-    def __init__(self, stops: Sequence[str], calls: Calls):
+    def __init__(self, stops: Sequence[str], calls: CallLimit):
         self._stops = StopStrings(stops)
-        self._has_one_call = calls is Calls.ONE
+        self._has_one_call = calls is CallLimit.ONE
         self._is_past_calls = False
 
     @property

@@ -11,7 +11,7 @@ from renderers.base import Renderer
 from qwengyre.gateway.protocol import channels
 from qwengyre.gateway.protocol.answer import AnswerStart, Parser
 from qwengyre.gateway.protocol.calls import CallReader, IsString, NewReader
-from qwengyre.gateway.protocol.channels import ChannelParser, Channels, Marker, Moves, Where
+from qwengyre.gateway.protocol.channels import ChannelMarker, ChannelParser, Channels, Moves, Where
 from qwengyre.gateway.protocol.framed import HarmonyParser, HarmonyTokens, InklingParser, InklingTokens
 from qwengyre.gateway.protocol.gemma_call import GemmaCall
 from qwengyre.gateway.protocol.parse import BracedParser
@@ -77,22 +77,22 @@ def _channel_parsers(given: Channels) -> NewParser:
     return lambda start, tail: ChannelParser(given, special, start)
 
 
-def _think_markers(v: Vocabulary, opener: str, closer: str) -> tuple[dict[int, Marker], dict[str, Marker]]:
+def _think_markers(v: Vocabulary, opener: str, closer: str) -> tuple[dict[int, ChannelMarker], dict[str, ChannelMarker]]:
     """As control tokens, or, where the tokenizer lacks one, as text."""
     begin, end = v.find(opener), v.find(closer)
     if begin is None or end is None:
-        return {}, {opener: Marker.THINK, closer: Marker.THINK_END}
-    return {begin: Marker.THINK, end: Marker.THINK_END}, {}
+        return {}, {opener: ChannelMarker.THINK, closer: ChannelMarker.THINK_END}
+    return {begin: ChannelMarker.THINK, end: ChannelMarker.THINK_END}, {}
 
 
-def _stops(v: Vocabulary) -> dict[int, Marker]:
-    return dict.fromkeys(v.stops, Marker.STOP)
+def _stops(v: Vocabulary) -> dict[int, ChannelMarker]:
+    return dict.fromkeys(v.stops, ChannelMarker.STOP)
 
 
 def _bare(v: Vocabulary, moves: Moves, call: tuple[str, str], new_call: NewReader, header: str, **more: object) -> NewParser:
     """Reasoning, text, then calls that stand by themselves."""
     tokens, texts = _think_markers(v, *THINK)
-    tokens |= {v.id(call[0]): Marker.CALL, v.id(call[1]): Marker.CALL_END} | _stops(v)
+    tokens |= {v.id(call[0]): ChannelMarker.CALL, v.id(call[1]): ChannelMarker.CALL_END} | _stops(v)
     given = Channels(
         moves=moves,
         tokens=tokens,
@@ -137,9 +137,9 @@ def _laguna(trim: str) -> Callable[[Vocabulary], NewParser]:
 
 def _glm(v: Vocabulary) -> NewParser:
     tags = TagTokens(*v.ids("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"))
-    tokens = {v.id(CALL[0]): Marker.CALL, v.id(CALL[1]): Marker.CALL_END} | _stops(v)
+    tokens = {v.id(CALL[0]): ChannelMarker.CALL, v.id(CALL[1]): ChannelMarker.CALL_END} | _stops(v)
     if getattr(v.renderer.config, "enable_thinking", True):
-        tokens |= {v.id(THINK[0]): Marker.THINK, v.id(THINK[1]): Marker.THINK_END}
+        tokens |= {v.id(THINK[0]): ChannelMarker.THINK, v.id(THINK[1]): ChannelMarker.THINK_END}
     given = Channels(
         moves=channels.INTERLEAVED,
         first=Where.CONTENT,
@@ -159,10 +159,10 @@ def _hy3(v: Vocabulary) -> NewParser:
     key, key_end, value, value_end, name_end = own("arg_key", "/arg_key", "arg_value", "/arg_value", "tool_sep")
     tags = TagTokens(key=key, key_end=key_end, value=value, value_end=value_end, name_end=name_end)
     think, think_end, section, call, call_end = own("think", "/think", "tool_calls", "tool_call", "/tool_call")
-    markers = {think: Marker.THINK, think_end: Marker.THINK_END, section: Marker.SECTION}
+    markers = {think: ChannelMarker.THINK, think_end: ChannelMarker.THINK_END, section: ChannelMarker.SECTION}
     given = Channels(
         moves=channels.BARE,
-        tokens=markers | {call: Marker.CALL, call_end: Marker.CALL_END} | _stops(v),
+        tokens=markers | {call: ChannelMarker.CALL, call_end: ChannelMarker.CALL_END} | _stops(v),
         inner=frozenset((key, key_end, value, value_end, name_end)),
         header=tuple(v.tokenizer.encode("<｜hy_Assistant:opensource｜>")),
         new_call=lambda said, is_string: TokenTagCall(said, is_string, tags),
@@ -175,8 +175,8 @@ def _hy3(v: Vocabulary) -> NewParser:
 def _sections(v: Vocabulary, moves: Moves, section: tuple[str, str], call: tuple[str, str], **more: object) -> NewParser:
     """Reasoning, text, then one section of calls."""
     tokens, texts = _think_markers(v, *THINK)
-    tokens |= {v.id(section[0]): Marker.SECTION, v.id(section[1]): Marker.SECTION_END}
-    tokens |= {v.id(call[0]): Marker.CALL, v.id(call[1]): Marker.CALL_END} | _stops(v)
+    tokens |= {v.id(section[0]): ChannelMarker.SECTION, v.id(section[1]): ChannelMarker.SECTION_END}
+    tokens |= {v.id(call[0]): ChannelMarker.CALL, v.id(call[1]): ChannelMarker.CALL_END} | _stops(v)
     texts |= more.pop("texts", {})
     close_text = "" if texts.get(THINK[1]) else THINK[1]
     given = Channels(moves=moves, tokens=tokens, texts=texts, opener=call[0], closer=call[1], close_text=close_text, **more)
@@ -206,7 +206,7 @@ def _kimi(*odd: str) -> Callable[[Vocabulary], NewParser]:
             channels.HELD_SECTIONS,
             ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
             ("<|tool_call_begin|>", "<|tool_call_end|>"),
-            texts=dict.fromkeys(odd, Marker.ODD),
+            texts=dict.fromkeys(odd, ChannelMarker.ODD),
             inner=frozenset((begin,)),
             header=tuple(v.tokenizer.encode("<|im_assistant|>assistant<|im_middle|>")),
             new_call=lambda said, is_string: KimiCall(said, begin),
@@ -216,12 +216,16 @@ def _kimi(*odd: str) -> Callable[[Vocabulary], NewParser]:
 
 
 def _deepseek_v4(v: Vocabulary) -> NewParser:
-    texts = dict.fromkeys(("<｜DSML｜tool_calls>", "<｜DSML｜toolcalls>", "<｜DSML｜tool>"), Marker.SECTION)
-    texts |= {"</｜DSML｜tool_calls>": Marker.SECTION_END, "<｜DSML｜invoke": Marker.CALL, "</｜DSML｜invoke>": Marker.CALL_END}
+    texts = dict.fromkeys(("<｜DSML｜tool_calls>", "<｜DSML｜toolcalls>", "<｜DSML｜tool>"), ChannelMarker.SECTION)
+    texts |= {
+        "</｜DSML｜tool_calls>": ChannelMarker.SECTION_END,
+        "<｜DSML｜invoke": ChannelMarker.CALL,
+        "</｜DSML｜invoke>": ChannelMarker.CALL_END,
+    }
     given = Channels(
         moves=channels.DSML,
         first=Where.CONTENT,
-        tokens={v.id(THINK[0]): Marker.THINK, v.id(THINK[1]): Marker.THINK_END} | _stops(v),
+        tokens={v.id(THINK[0]): ChannelMarker.THINK, v.id(THINK[1]): ChannelMarker.THINK_END} | _stops(v),
         texts=texts,
         new_call=lambda said, is_string: DsmlCall(said),
         opener="<｜DSML｜invoke",
@@ -233,7 +237,12 @@ def _deepseek_v4(v: Vocabulary) -> NewParser:
 
 def _gemma4(v: Vocabulary) -> NewParser:
     think, think_end, call, call_end = v.ids("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>")
-    markers = {think: Marker.THINK, think_end: Marker.THINK_END, call: Marker.CALL, call_end: Marker.CALL_END}
+    markers = {
+        think: ChannelMarker.THINK,
+        think_end: ChannelMarker.THINK_END,
+        call: ChannelMarker.CALL,
+        call_end: ChannelMarker.CALL_END,
+    }
     given = Channels(
         moves=channels.GEMMA,
         tokens=markers | _stops(v),
@@ -269,7 +278,7 @@ def _default(new_call: NewReader | None, inner: tuple[str, ...] = ()) -> Callabl
     def new_parser(v: Vocabulary) -> NewParser:
         tokens, texts = _think_markers(v, *THINK)
         if new_call is not None and v.find(CALL[0]) is not None:
-            tokens |= {v.id(CALL[0]): Marker.CALL, v.id(CALL[1]): Marker.CALL_END}
+            tokens |= {v.id(CALL[0]): ChannelMarker.CALL, v.id(CALL[1]): ChannelMarker.CALL_END}
         given = Channels(
             moves=channels.BARE,
             tokens=tokens | _stops(v),

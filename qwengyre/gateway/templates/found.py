@@ -19,7 +19,7 @@ from qwengyre.core.errors import ConfigError
 from qwengyre.gateway.templates.families import family_of
 from qwengyre.gateway.templates.jinja import ChatTemplate
 from qwengyre.gateway.templates.make import Settings, made_or_none, renderer_names, setting_names
-from qwengyre.gateway.templates.probes import PLAIN, REASONED, Probe, rendered, rendered_by_template
+from qwengyre.gateway.templates.probes import PLAIN, REASONED, ProbeConversation, rendered, rendered_by_template
 from qwengyre.gateway.tokenizer import FastTokenizer
 
 KEPT: Final = "renderer.json"
@@ -85,9 +85,9 @@ def _candidates(names: Sequence[str]) -> Iterator[Settings]:
                 yield {"name": name, **variant}
 
 
-def _probes(settings: Settings) -> tuple[Sequence[Probe], ...]:
+def _probes(settings: Settings) -> tuple[Sequence[ProbeConversation], ...]:
     return (REASONED,) if settings.get("enable_thinking", True) else (REASONED, PLAIN)
 
 
-def _agree(tokenizer: FastTokenizer, renderer: Renderer, probes: Sequence[Probe]) -> bool:
+def _agree(tokenizer: FastTokenizer, renderer: Renderer, probes: Sequence[ProbeConversation]) -> bool:
     return all(rendered(renderer, probe) == rendered_by_template(tokenizer, probe) for probe in probes)

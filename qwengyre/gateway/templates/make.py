@@ -17,7 +17,7 @@ from qwengyre.gateway.templates.families import family_of
 from qwengyre.gateway.templates.harmony import HarmonyRenderer
 from qwengyre.gateway.templates.jinja import DATE
 from qwengyre.gateway.templates.own import OwnTemplateRenderer
-from qwengyre.gateway.templates.reader import Calls, find_calls
+from qwengyre.gateway.templates.reader import CallFormat, find_calls
 from qwengyre.gateway.tokenizer import FastTokenizer
 
 Settings = Mapping[str, str | bool | int]
@@ -78,7 +78,7 @@ def _make_default(tokenizer: FastTokenizer, config: renderers.DefaultRendererCon
             f"{tokenizer.name_or_path} has no chat template: name the renderer of its family", key="gateway.renderer.name"
         )
     is_told = config.tool_parser is not None or config.reasoning_parser is not None
-    calls = Calls(None, takes_text=False) if is_told else find_calls(tokenizer, _readers(tokenizer))
+    calls = CallFormat(None, takes_text=False) if is_told else find_calls(tokenizer, _readers(tokenizer))
     return OwnTemplateRenderer(tokenizer, config, calls)
 
 

@@ -10,7 +10,7 @@ from renderers.default import DefaultRenderer, _decode_tool_call_arguments
 
 from qwengyre.core.errors import ConfigError
 from qwengyre.gateway.templates.jinja import TemplateRefused
-from qwengyre.gateway.templates.reader import Calls
+from qwengyre.gateway.templates.reader import CallFormat
 from qwengyre.gateway.tokenizer import FastTokenizer
 
 _MARK: Final = "Qg answer gQ"
@@ -20,7 +20,7 @@ _MARK: Final = "Qg answer gQ"
 class OwnTemplateRenderer(DefaultRenderer):
     """`calls.reader` reads answers; without one the package's own parsers do, those that `config` names."""
 
-    def __init__(self, tokenizer: FastTokenizer, config: DefaultRendererConfig, calls: Calls):
+    def __init__(self, tokenizer: FastTokenizer, config: DefaultRendererConfig, calls: CallFormat):
         """Raises ConfigError when the folder names no token that ends an answer."""
         super().__init__(tokenizer, config)
         self.reader, self._takes_text = calls.reader, calls.takes_text

@@ -11,7 +11,7 @@ from qwengyre.gateway.templates.jinja import TemplateRefused
 from qwengyre.gateway.tokenizer import FastTokenizer
 
 
-class Probe(msgspec.Struct, frozen=True):
+class ProbeConversation(msgspec.Struct, frozen=True):
     """A conversation that tells templates apart."""
 
     messages: tuple[dict, ...]
@@ -43,22 +43,24 @@ CALLED: Final = (
 )
 _ANSWERED: Final = {"role": "assistant", "content": "One.", "reasoning_content": "It is one."}
 REASONED: Final = (
-    Probe((USER,)),
-    Probe((_SYSTEM, USER)),
-    Probe((_SYSTEM, USER, _ANSWERED, USER)),
-    Probe((_SYSTEM, USER, *CALLED), TOOLS),
-    Probe((USER, *CALLED, _ANSWERED, USER), TOOLS),
+    ProbeConversation((USER,)),
+    ProbeConversation((_SYSTEM, USER)),
+    ProbeConversation((_SYSTEM, USER, _ANSWERED, USER)),
+    ProbeConversation((_SYSTEM, USER, *CALLED), TOOLS),
+    ProbeConversation((USER, *CALLED, _ANSWERED, USER), TOOLS),
 )
 """Every answer has reasoning."""
 PLAIN: Final = tuple(
-    Probe(tuple({key: value for key, value in message.items() if key != "reasoning_content"} for message in messages), tools)
+    ProbeConversation(
+        tuple({key: value for key, value in message.items() if key != "reasoning_content"} for message in messages), tools
+    )
     for messages, tools in ((probe.messages, probe.tools) for probe in REASONED)
 )
 """The same without: what a policy sees that does not reason. With reasoning switched off, a renderer may keep to its template in one
 of the two only: it repeats the empty reasoning that it put before an answer, where most templates drop it."""
 
 
-def rendered(renderer: Renderer, probe: Probe) -> list[int] | None:
+def rendered(renderer: Renderer, probe: ProbeConversation) -> list[int] | None:
     """None when the renderer refuses such a conversation."""
     try:
         return renderer.render_ids(list(probe.messages), tools=list(probe.tools) or None, add_generation_prompt=True)
@@ -66,7 +68,7 @@ def rendered(renderer: Renderer, probe: Probe) -> list[int] | None:
         return None
 
 
-def rendered_by_template(tokenizer: FastTokenizer, probe: Probe) -> list[int] | None:
+def rendered_by_template(tokenizer: FastTokenizer, probe: ProbeConversation) -> list[int] | None:
     """The same by the folder's own template."""
     try:
         return tokenizer.apply_chat_template(probe.messages, tools=probe.tools, add_generation_prompt=True)

@@ -18,7 +18,7 @@ ARGUMENTS: Final = {"path": "src/\u00e9"}
 AS_TEXT: Final = json.dumps(ARGUMENTS, ensure_ascii=False)
 
 
-class Calls(msgspec.Struct, frozen=True):
+class CallFormat(msgspec.Struct, frozen=True):
     """How a template has its calls."""
 
     reader: Renderer | None
@@ -27,13 +27,13 @@ class Calls(msgspec.Struct, frozen=True):
     """Arguments may be given as JSON text, and stand in the conversation just so: as the policy wrote them."""
 
 
-def find_calls(tokenizer: FastTokenizer, candidates: Iterable[Renderer]) -> Calls:
+def find_calls(tokenizer: FastTokenizer, candidates: Iterable[Renderer]) -> CallFormat:
     known = list(candidates)
     for arguments in (AS_TEXT, ARGUMENTS):
         reader = _find_reader(tokenizer, arguments, known)
         if reader is not None:
-            return Calls(reader, takes_text=isinstance(arguments, str))
-    return Calls(None, takes_text=False)
+            return CallFormat(reader, takes_text=isinstance(arguments, str))
+    return CallFormat(None, takes_text=False)
 
 
 def _find_reader(tokenizer: FastTokenizer, arguments: str | dict, candidates: Iterable[Renderer]) -> Renderer | None:

@@ -15,7 +15,7 @@ import pytest
 from qwengyre.core.errors import SandboxError
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.sandbox.config import HarnessConfig
-from qwengyre.sandbox.harness import Gateway
+from qwengyre.sandbox.harness import GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.testing.sandbox_kit import HELLO, WAIT, Kit, calls, processes_with, spec, wait_for_the_end_of
 from tests.clock import put_forward
@@ -183,7 +183,7 @@ def test_a_full_disk_stops_the_run_with_a_sentence(kit, monkeypatch):
 
 def test_a_sandbox_that_cannot_be_made_is_a_failed_setup(kit, start):
     async def use(launcher: Launcher):
-        launcher.gateway = Gateway(str(kit.folder / "no such folder" / "harness.sock"))
+        launcher.gateway = GatewayAddress(str(kit.folder / "no such folder" / "harness.sock"))
         return await launcher.run_execution(spec(kit.task(HELLO)), calls(0))
 
     outcome = asyncio.run(kit.with_launcher(kit.config(start), use))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from qwengyre.bench.tree_training import Work, bench_model, run_case
-from qwengyre.bench.trees import Cost, shared_prompt, sharing_most, side_branches
+from qwengyre.bench.trees import ModelCost, shared_prompt, sharing_most, side_branches
 from qwengyre.trajectory.layout import build_row
 
 
@@ -22,9 +22,9 @@ def test_ideal_counts_distinct_tokens_and_pairs():
     row = build_row(shared_prompt(2, 1024, 1024).paths)
     assert row.num_rows == 3 * 1024
     assert row.num_pairs == 1024 * 1025 // 2 * 3 + 2 * 1024 * 1024
-    assert Cost(per_token=1.0, per_pair=0.0).ideal(row) == pytest.approx(3 / 4)
+    assert ModelCost(per_token=1.0, per_pair=0.0).ideal(row) == pytest.approx(3 / 4)
     pairs = 2 * (2048 * 2049 / 2)
-    assert Cost(per_token=0.0, per_pair=1.0).ideal(row) == pytest.approx(row.num_pairs / pairs)
+    assert ModelCost(per_token=0.0, per_pair=1.0).ideal(row) == pytest.approx(row.num_pairs / pairs)
 
 
 def test_cases_share_what_they_say():

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from qwengyre.cell import api
-from qwengyre.cell.cell import Cell, CellSpec
+from qwengyre.cell.cell import CellProcess, CellSpec
 from qwengyre.cell.kinds import CellParts
 from qwengyre.core.errors import CellFailed, EngineError, TrainerError
 from qwengyre.engines.api import Capacity, EngineStats
@@ -54,7 +54,7 @@ def spec_in(folder: Path, prefix: str) -> CellSpec:
 def test_a_cell_whose_engine_ended_by_itself_is_not_well(tmp_path, prefix):
     """Its process lives and answers; calls that are sent there would wait for nothing."""
     engine = FakeEngine()
-    cell = Cell(spec_in(tmp_path, prefix), lambda *_: CellParts(engine, None))
+    cell = CellProcess(spec_in(tmp_path, prefix), lambda *_: CellParts(engine, None))
 
     async def body():
         assert (await cell.handle(api.CellRequest(0, api.Health()))).engine == engine.now
@@ -68,7 +68,7 @@ def test_a_cell_whose_engine_ended_by_itself_is_not_well(tmp_path, prefix):
 
 def test_an_engine_whose_weights_are_elsewhere_takes_none(tmp_path, prefix):
     """A completions server: it serves a run without steps."""
-    cell = Cell(spec_in(tmp_path, prefix), lambda *_: CellParts(FakeEngine(), None))
+    cell = CellProcess(spec_in(tmp_path, prefix), lambda *_: CellParts(FakeEngine(), None))
 
     async def body():
         with pytest.raises(EngineError, match="weights of this engine are elsewhere"):
@@ -96,7 +96,7 @@ TRAINING = [
 @pytest.mark.parametrize("operation", TRAINING, ids=lambda operation: type(operation).__name__)
 def test_a_standalone_engine_refuses_by_name_what_is_for_a_trainer_and_touches_nothing(tmp_path, prefix, operation):
     engine = FakeEngine()  # any use of it would be an AttributeError
-    cell = Cell(spec_in(tmp_path, prefix), lambda *_: CellParts(engine, None))
+    cell = CellProcess(spec_in(tmp_path, prefix), lambda *_: CellParts(engine, None))
 
     async def body():
         with pytest.raises(TrainerError, match=f"a standalone engine has no trainer: {type(operation).__name__}"):

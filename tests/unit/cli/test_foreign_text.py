@@ -19,7 +19,7 @@ from qwengyre.cli.inspect import ExecutionLine, _facts, _listing
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.core.text import html_text
-from qwengyre.dashboard.live import Screen
+from qwengyre.dashboard.live import LiveScreen
 from qwengyre.dashboard.page import page
 from qwengyre.dashboard.terminal import SafeConsole
 from qwengyre.runtime.give_up import Patience
@@ -67,7 +67,7 @@ def test_a_console_passes_on_no_control_but_its_own(wrap):
 
 def test_a_live_screen_says_one_line(capsys):
     console = terminal()
-    with Screen(console) as screen:
+    with LiveScreen(console) as screen:
         screen.say(f"e000001-0: crashed {EVIL}")
         screen.progress(f"warming up {EVIL}")
     lines = [line for line in shown(console).splitlines() if "crashed" in line or line.startswith("error")]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from qwengyre.dashboard.live import PLAIN_EVERY_S, RoleHistory, Screen, outcome_table, plain, render
+from qwengyre.dashboard.live import PLAIN_EVERY_S, LiveScreen, RoleHistory, outcome_table, plain, render
 from qwengyre.telemetry.summary import Summary
 from qwengyre.telemetry.view import CellView, View
 
@@ -95,7 +95,7 @@ def test_a_view_without_scores_or_cells_is_drawn():
 
 def test_away_from_a_terminal_lines_come_at_changes_and_now_and_then():
     console = Console(file=io.StringIO(), width=200)
-    with Screen(console) as screen:
+    with LiveScreen(console) as screen:
         screen.update(VIEW)
         screen.update(at(VIEW, at=76.0))
         screen.update(at(VIEW, at=77.0, step=7))
@@ -118,7 +118,7 @@ def test_a_plain_line_says_it_all():
 
 def test_on_a_terminal_the_screen_is_redrawn_and_gone_at_the_end_while_what_was_said_stays():
     console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system="truecolor")
-    with Screen(console) as screen:
+    with LiveScreen(console) as screen:
         screen.progress("warm-up: update 20")
         screen.update(VIEW)
         screen.say("evaluation at version 6: 0.33")

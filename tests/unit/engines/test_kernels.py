@@ -12,7 +12,7 @@ from pytest import LogCaptureFixture as Caplog
 
 from qwengyre.core.errors import ConfigError, EngineError, ModelRefused
 from qwengyre.engines.api import GenerateRequest, Sampling
-from qwengyre.engines.calls import Call, Piece, make_pass
+from qwengyre.engines.calls import Call, PromptPiece, make_pass
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.core import EngineCore
 from qwengyre.engines.kernels import make_forward
@@ -38,7 +38,7 @@ def a_pass(vocabulary: int, block_size: int):
     for slot, size in enumerate((1, 17, 90, 30, 64)):
         tokens = generator.integers(0, vocabulary, 128).astype(np.int32)
         calls.append(Call(f"r{slot}", Sampling(0.7 + 0.3 * slot, 5, (), slot), tokens, size, size, 128, slot=slot))
-    pieces = [Piece(calls[3], 11, 19), Piece(calls[4], 0, 40)]
+    pieces = [PromptPiece(calls[3], 11, 19), PromptPiece(calls[4], 0, 40)]
     return make_pass(calls[:3], pieces, table)
 
 
@@ -95,7 +95,7 @@ def test_a_model_that_is_not_understood_is_refused(tmp_path: Path, changes: dict
     with pytest.raises(ModelRefused):
         read_spec(write_tiny_qwen3(tmp_path / "other", **changes))
     (model_dir / "config.json").write_text(config[:-5])
-    with pytest.raises(ModelRefused):
+    with pytest.raises(ConfigError, match="config.json"):
         read_spec(model_dir)
 
 

@@ -17,11 +17,11 @@ from qwengyre.core.errors import ConfigError, ContextOverflow, EngineUnavailable
 from qwengyre.engines.api import GenerateRequest, Sampling, Serving
 from qwengyre.engines.remote import RemoteEngine
 from qwengyre.engines.server import EngineServer
-from qwengyre.engines.wire import Abort, Start, Status
+from qwengyre.engines.wire import Abort, StartCall, Status
 from qwengyre.rpc.address import parse_address
 from qwengyre.rpc.connection import Connection
 from qwengyre.rpc.frames import HEADER
-from qwengyre.rpc.server import Server, Service
+from qwengyre.rpc.server import RpcServer, Service
 from qwengyre.testing.engines import ScriptedEngine
 from tests.clock import put_forward
 
@@ -108,7 +108,7 @@ def test_a_lost_connection_ends_every_waiting_call_at_once_and_the_next_one_conn
 class Silent(Service):
     """Says once how it is, and nothing after that."""
 
-    messages = (Start,)
+    messages = (StartCall,)
 
     def __init__(self) -> None:
         super().__init__({})
@@ -120,7 +120,7 @@ class Silent(Service):
 
 def test_a_silent_server_is_given_up():
     async def main() -> None:
-        server = Server(TOKEN, Silent)
+        server = RpcServer(TOKEN, Silent)
         remote = RemoteEngine(await server.listen("tcp://127.0.0.1:0"), secret=TOKEN, silence_deadline_s=0.05)
         with pytest.raises(EngineUnavailable, match="silent"):
             await tokens(remote, "a")

@@ -14,7 +14,7 @@ from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import response_create_params, response_input_item_param
 
 from qwengyre.gateway.dialects import BY_NAME, DIALECTS
-from qwengyre.gateway.protocol.fields import Honored, Ignored, Refused
+from qwengyre.gateway.protocol.fields import Honored, Ignored, RefusedField
 from qwengyre.testing.asgi_client import begin
 
 PAGE = (Path(__file__).parents[3] / "docs" / "gateway.md").read_text(encoding="utf-8")
@@ -75,13 +75,13 @@ def answer(name: str, exchange) -> tuple[str, list[str]]:
 # --- the table -----------------------------------------------------------------------------------------------------------
 
 
-def told(field: Honored | Ignored | Refused) -> str:
+def told(field: Honored | Ignored | RefusedField) -> str:
     match field:
         case Honored():
             return f"honored: {field.note}" if field.note else "honored"
         case Ignored():
             return f"ignored: {field.because}"
-        case Refused():
+        case RefusedField():
             unless = " or ".join(f"`{json.dumps(value)}`" for value in field.unless)
             return f"refused{f' unless {unless}' if unless else ''}: {field.do}"
 
@@ -126,7 +126,7 @@ def refused_fields():
         (dialect.name, name, field)
         for dialect in DIALECTS
         for name, field in dialect.fields.items()
-        if isinstance(field, Refused)
+        if isinstance(field, RefusedField)
     ]
 
 
@@ -206,7 +206,7 @@ def refused_parts():
         for dialect in DIALECTS
         for place, table in dialect.parts.items()
         for kind, field in table.items()
-        if isinstance(field, Refused)
+        if isinstance(field, RefusedField)
     ]
 
 

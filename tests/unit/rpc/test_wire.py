@@ -22,7 +22,7 @@ from qwengyre.rpc.doorway import Doorway
 from qwengyre.rpc.frames import HEADER, MAX_MESSAGE_BYTES
 from qwengyre.rpc.hello import ClientHello
 from qwengyre.rpc.refusal import Refused
-from qwengyre.rpc.server import MAX_STRANGERS, Server, Service
+from qwengyre.rpc.server import MAX_STRANGERS, RpcServer, Service
 
 SECRET = b"secret"
 TIMEOUT_S = 60.0
@@ -87,10 +87,10 @@ class Table(Service):
         return Doubled(0)
 
 
-def with_server(body: Callable[[Server, Table, str], Awaitable[None]], address: str = "tcp://127.0.0.1:0") -> None:
+def with_server(body: Callable[[RpcServer, Table, str], Awaitable[None]], address: str = "tcp://127.0.0.1:0") -> None:
     async def main() -> None:
         table = Table()
-        server = Server(None if address.startswith("unix") else SECRET, lambda: table)
+        server = RpcServer(None if address.startswith("unix") else SECRET, lambda: table)
         try:
             await body(server, table, await server.listen(address))
         finally:
@@ -104,7 +104,7 @@ async def double(client: Client, number: int = 4) -> int:
 
 
 def test_a_request_has_its_typed_reply_and_many_share_a_connection():
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         client = Client(address, SECRET)
         assert await asyncio.gather(*(double(client, number) for number in range(50))) == list(range(0, 100, 2))
         assert len(server.peers) == 1
@@ -114,7 +114,7 @@ def test_a_request_has_its_typed_reply_and_many_share_a_connection():
 
 
 def test_a_refusal_arrives_as_the_error_it_is_and_the_connection_goes_on():
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         client = Client(address, SECRET)
         with pytest.raises(CellFailed, match="Fail: cell 3: stalled") as raised:
             await client.call(Fail(as_bug=False), Doubled, TIMEOUT_S, said_by="Fail: ")
@@ -131,7 +131,7 @@ def test_a_refusal_arrives_as_the_error_it_is_and_the_connection_goes_on():
 
 
 def test_messages_that_want_no_reply_go_both_ways():
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         heard: asyncio.Queue[Note] = asyncio.Queue()
         client = Client(address, SECRET, messages=(Note,), hear=heard.put_nowait)
         await client.say(Note("a"), TIMEOUT_S)
@@ -142,7 +142,7 @@ def test_messages_that_want_no_reply_go_both_ways():
 
 
 def test_a_server_that_says_what_nobody_knows_loses_the_connection():
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         lost: asyncio.Queue[str] = asyncio.Queue()
         client = Client(address, SECRET, on_lost=lost.put_nowait)
         await client.say(Note("a"), TIMEOUT_S)
@@ -152,7 +152,7 @@ def test_a_server_that_says_what_nobody_knows_loses_the_connection():
 
 
 def test_a_lost_connection_ends_what_waits_on_it_at_once_and_the_next_request_connects_again():
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         client = Client(address, SECRET)
         waiting = [asyncio.create_task(client.call(Wait(), Doubled, TIMEOUT_S)) for _ in range(3)]
         await table.is_waiting.wait()
@@ -167,7 +167,7 @@ def test_a_lost_connection_ends_what_waits_on_it_at_once_and_the_next_request_co
 
 
 def test_a_request_has_a_deadline_and_a_late_reply_is_nobodys():
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         client = Client(address, SECRET)
         await client.connect(TIMEOUT_S)
         with pytest.raises(Unreachable, match=r"Wait was not answered within 0.01 s"):
@@ -195,7 +195,7 @@ def test_nobody_there_is_told_with_the_address():
 
 @pytest.mark.parametrize("secret", [b"guess", b"secret "])
 def test_who_does_not_know_the_secret_is_not_served(secret: bytes):
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         with pytest.raises(Unreachable):
             await Client(address, secret).call(Double(1), Doubled, TIMEOUT_S)
 
@@ -204,11 +204,11 @@ def test_who_does_not_know_the_secret_is_not_served(secret: bytes):
 
 def test_a_server_that_others_can_reach_needs_a_secret():
     with pytest.raises(ConfigError):
-        Server(b"", Table)
+        RpcServer(b"", Table)
 
     async def main() -> None:
         with pytest.raises(ConfigError, match="needs a secret"):
-            await Server(None, Table).listen("tcp://127.0.0.1:0")
+            await RpcServer(None, Table).listen("tcp://127.0.0.1:0")
 
     asyncio.run(main())
 
@@ -241,7 +241,7 @@ FIRST_WORDS = [b"GET / HTTP/1.1\r\n\r\n", HEADER.pack(MAX_MESSAGE_BYTES, 1), HEA
 
 @pytest.mark.parametrize("said", FIRST_WORDS)
 def test_bytes_that_are_not_a_hello_close_that_connection_alone(said: bytes):
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         friend = Client(address, SECRET)
         assert await double(friend) == 8
         reader, writer = await stranger(address)
@@ -255,7 +255,7 @@ def test_bytes_that_are_not_a_hello_close_that_connection_alone(said: bytes):
 
 
 def test_a_request_before_the_hello_is_not_heard():
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         reader, writer = await stranger(address)
         note = msgspec.msgpack.encode(Note("hi"))
         writer.write(HEADER.pack(len(note), 0) + note)
@@ -267,7 +267,7 @@ def test_a_request_before_the_hello_is_not_heard():
 
 
 def test_strangers_cost_no_memory_however_much_they_send():
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         streams = [await stranger(address) for _ in range(10)]
         for _, writer in streams:
             writer.write(HEADER.pack(64 << 20, 0) + bytes(1 << 20))
@@ -280,7 +280,7 @@ def test_strangers_cost_no_memory_however_much_they_send():
 
 
 def test_many_idle_strangers_do_not_keep_a_friend_out():
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         streams = [await stranger(address) for _ in range(MAX_STRANGERS + 40)]
         friend = Client(address, SECRET)
         assert await double(friend) == 8
@@ -296,7 +296,7 @@ def test_many_idle_strangers_do_not_keep_a_friend_out():
 def test_a_stranger_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wire, "HELLO_DEADLINE_S", 0.01)
 
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         reader, writer = await stranger(address)
         await until_closed(reader)
         writer.close()
@@ -323,7 +323,7 @@ async def until_closed(reader: asyncio.StreamReader) -> None:
 def test_a_request_above_the_bound_is_refused_whole_and_the_next_one_is_served():
     """What arrives is refused with its number, not cut and decoded; its bytes are not kept."""
 
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         reader, writer = await stranger(address)
         hello = ClientHello(SECRET, b"n" * 32)
         while not hello.is_over:
@@ -344,7 +344,7 @@ def test_a_request_above_the_bound_is_refused_whole_and_the_next_one_is_served()
 
 
 def test_a_reply_above_the_bound_is_refused_with_a_typed_error():
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         client = Client(address, SECRET)
         with pytest.raises(MessageTooLarge, match="Doubled"):
             await double(client, -1)
@@ -355,7 +355,7 @@ def test_a_reply_above_the_bound_is_refused_with_a_typed_error():
 
 
 def test_a_request_above_the_bound_is_not_sent():
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         client = Client(address, SECRET)
         with pytest.raises(MessageTooLarge, match="Note"):
             await client.call(Note("x" * MAX_MESSAGE_BYTES), Doubled, TIMEOUT_S)
@@ -378,7 +378,7 @@ async def receive(reader: asyncio.StreamReader) -> bytes:
 
 
 def test_a_unix_socket_is_its_owners_alone(tmp_path: Path):
-    async def body(server: Server, table: Table, address: str) -> None:
+    async def body(server: RpcServer, table: Table, address: str) -> None:
         assert (tmp_path / "s").stat().st_mode & 0o077 == 0
         client = Client(address, None)
         assert await double(client) == 8

@@ -12,7 +12,7 @@ from qwengyre.cell import api
 from qwengyre.cell.cell import CellAddress
 from qwengyre.core.errors import CellFailed, MembershipBroken, MessageTooLarge, NonFiniteLoss, QwenGyreError, StaleRead
 from qwengyre.rpc.frames import MAX_MESSAGE_BYTES
-from qwengyre.rpc.server import Server, Service
+from qwengyre.rpc.server import RpcServer, Service
 from qwengyre.runtime.cell_client import CellClient
 
 SECRET = b"secret"
@@ -35,7 +35,7 @@ class FakeCell:
 def with_cell(answer: Exception | msgspec.Struct, body: Callable[[CellClient, FakeCell], Awaitable[None]]) -> None:
     async def main() -> None:
         cell = FakeCell(answer)
-        server = Server(SECRET, lambda: Service({api.CellRequest: cell.handle}))
+        server = RpcServer(SECRET, lambda: Service({api.CellRequest: cell.handle}))
         client = CellClient(CellAddress(3, 2, await server.listen("tcp://127.0.0.1:0"), "tcp://127.0.0.1:1", 1), SECRET)
         try:
             await body(client, cell)
@@ -51,7 +51,7 @@ def raised(answer: Exception | msgspec.Struct, timeout_s: float = TIMEOUT_S) -> 
 
     async def body(client: CellClient, cell: FakeCell) -> None:
         with pytest.raises(QwenGyreError) as error:
-            await client.call(api.Reduce(2), api.Done, timeout_s)
+            await client.call(api.Reduce(2), api.Timed, timeout_s)
         caught.append(error.value)
 
     with_cell(answer, body)
@@ -60,10 +60,10 @@ def raised(answer: Exception | msgspec.Struct, timeout_s: float = TIMEOUT_S) -> 
 
 def test_an_operation_carries_the_incarnation_and_has_its_reply():
     async def body(client: CellClient, cell: FakeCell) -> None:
-        assert await client.call(api.Reduce(2), api.Done, TIMEOUT_S) == api.Done({"reduce": 1.0})
+        assert await client.call(api.Reduce(2), api.Timed, TIMEOUT_S) == api.Timed({"reduce": 1.0})
         assert cell.asked == [api.CellRequest(2, api.Reduce(2))]
 
-    with_cell(api.Done({"reduce": 1.0}), body)
+    with_cell(api.Timed({"reduce": 1.0}), body)
 
 
 REFUSED = [
@@ -103,7 +103,7 @@ def test_a_cell_that_is_not_there_has_failed():
 def test_a_request_that_no_wire_carries_is_not_the_cells_fault():
     async def body(client: CellClient, cell: FakeCell) -> None:
         with pytest.raises(MessageTooLarge):
-            await client.call(api.LoadCheckpoint("x" * MAX_MESSAGE_BYTES), api.Done, TIMEOUT_S)
+            await client.call(api.LoadCheckpoint("x" * MAX_MESSAGE_BYTES), api.Timed, TIMEOUT_S)
         assert cell.asked == []
 
-    with_cell(api.Done(), body)
+    with_cell(api.Timed(), body)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from rich.console import Console
 
 from qwengyre.core.records import End, Outcome, Validity
-from qwengyre.dashboard.live import Screen
+from qwengyre.dashboard.live import LiveScreen
 from qwengyre.dashboard.report import report_html
 from qwengyre.dashboard.series import run_series
 from qwengyre.runtime.observer import Observer
@@ -26,9 +26,9 @@ def computed(micro_step: str, **numbers: float) -> MicroStepStats:
     return MicroStepStats(**(dict.fromkeys(MicroStepStats.__struct_fields__, 0) | numbers | {"micro_step": micro_step}))
 
 
-def observer_of(folder: RunFolder, screen: Screen | None = None) -> Observer:
+def observer_of(folder: RunFolder, screen: LiveScreen | None = None) -> Observer:
     config = SimpleNamespace(scheduler=SimpleNamespace(num_cells=1, num_standalone=0))
-    return Observer(config, folder, screen or Screen(), lambda: 8.0, Tally())
+    return Observer(config, folder, screen or LiveScreen(), lambda: 8.0, Tally())
 
 
 def applied(step: int) -> StepStats:
@@ -72,7 +72,7 @@ def done(execution: str, score: float, validity: Validity = Validity.VALID) -> E
 
 
 def test_a_run_that_learns_nothing_says_so_after_its_first_step_and_once(tmp_path: Path):
-    folder, screen = RunFolder.create(tmp_path, "run", ""), Screen(Console(file=io.StringIO(), width=400))
+    folder, screen = RunFolder.create(tmp_path, "run", ""), LiveScreen(Console(file=io.StringIO(), width=400))
     observer = observer_of(folder, screen)
     for step in range(3):
         observer.see_step(applied(step), (), (), (), [done("e000000-0", 0.0), done("e000000-1", 0.0), done("e000001-0", 0.0)])
@@ -102,7 +102,7 @@ def test_groups_that_scored_differently_are_counted_without_what_was_dropped(tmp
 
 
 def test_tokens_of_lives_that_were_lost_are_in_the_count(tmp_path: Path):
-    screen = Screen(Console(file=io.StringIO(), width=400))
+    screen = LiveScreen(Console(file=io.StringIO(), width=400))
     observer = observer_of(RunFolder.create(tmp_path, "run", ""), screen)
 
     def poll(cell: int, life: int, tokens: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qwengyre.cell import api
-from qwengyre.cell.cell import Cell, CellSpec
+from qwengyre.cell.cell import CellProcess, CellSpec
 from qwengyre.cell.kinds import CellParts
 from qwengyre.core.errors import CellFailed, EngineError, StaleRead, TrainerError
 from qwengyre.engines.config import EngineConfig
@@ -61,7 +61,7 @@ def switch(station: Station, *operations: api.Operation) -> dict[str, float]:
 
     async def main() -> dict[str, float]:
         errors, station.errors = station.errors, {}
-        cell = Cell(SPEC, lambda *_: CellParts(Engine(station), Trainer(station)))
+        cell = CellProcess(SPEC, lambda *_: CellParts(Engine(station), Trainer(station)))
         station.errors, phases_s = errors, {}
         try:
             for operation in operations:

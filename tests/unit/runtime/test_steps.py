@@ -48,7 +48,7 @@ class FakeFleet:
                 return api.Exposed(exposure(operation.version))
             case api.OfferStore():
                 return api.Offered(f"10.0.0.{cell}:7")
-        return api.Done()
+        return api.Timed()
 
     def give_up(self, cell, reason):
         self.lose(cell)
@@ -100,7 +100,7 @@ class TestCloseStep:
             async def reduce(cell, operation):
                 if failures:
                     raise failures.pop()
-                return api.Done()
+                return api.Timed()
 
             fleet.answers[api.Reduce] = reduce
             made.regroup((0, 1, 2))
@@ -163,7 +163,7 @@ class TestCloseStep:
             async def connect(cell, operation):
                 if 2 in operation.cell_order and cell == 2:
                     raise fleet.lose(2)
-                return api.Done()
+                return api.Timed()
 
             fleet.answers[api.ConnectMembers] = connect
             made.regroup((0, 1, 2))
@@ -180,7 +180,7 @@ class TestCloseStep:
             async def connect(cell, operation):
                 if operation.membership == 1:
                     await gate.wait()
-                return api.Done()
+                return api.Timed()
 
             fleet.answers[api.ConnectMembers] = connect
             made.regroup((0, 1, 2))
@@ -200,11 +200,11 @@ class TestCloseStep:
             async def reduce(cell, operation):
                 await gate.wait()
                 assert not connecting
-                return api.Done()
+                return api.Timed()
 
             async def connect(cell, operation):
                 connecting.append(cell)
-                return api.Done()
+                return api.Timed()
 
             made.regroup((0, 1))
             await made._wait_connected()
@@ -231,7 +231,7 @@ class TestSnapshotReads:
             async def begin(cell, operation):
                 if cell and failures:
                     raise failures.pop()
-                return api.Done()
+                return api.Timed()
 
             fleet.answers[api.BeginStep] = begin
             await made.open_step(4)
@@ -248,7 +248,7 @@ class TestSnapshotReads:
                 if cell == 1:
                     made.step_snapshot = exposure(5)
                     raise TransferError("the core is gone")
-                return api.Done()
+                return api.Timed()
 
             fleet.answers[api.BeginStep] = begin
             await made.open_step(4)
@@ -265,7 +265,7 @@ class TestSnapshotReads:
             async def begin(cell, operation):
                 if cell == 1:
                     raise TransferError("no route to host")
-                return api.Done()
+                return api.Timed()
 
             fleet.answers[api.BeginStep] = begin
             await made.open_step(4)
@@ -284,7 +284,7 @@ class TestSnapshotReads:
                 if operation.snapshot.location == "weights-5":
                     made.published = exposure(50)
                     raise TransferError("the core is gone")
-                return api.Done()
+                return api.Timed()
 
             fleet.answers[api.EnterRollout] = enter
             await made.enter_rollout(2, 5)
@@ -305,7 +305,7 @@ class TestPublish:
             async def update(cell, operation):
                 if cell == 1:
                     raise fleet.lose(1)
-                return api.Done()
+                return api.Timed()
 
             fleet.answers[api.UpdateWeights] = update
             await made.publish(5)
@@ -322,7 +322,7 @@ class TestPublish:
 
             async def enter(cell, operation):
                 await made.publish(6)
-                return api.Done()
+                return api.Timed()
 
             fleet.answers[api.EnterRollout] = enter
             await made.enter_rollout(2, 5)
@@ -350,7 +350,7 @@ class TestPublish:
             async def update(cell, operation):
                 versions.append(operation.version)
                 made.published, made.published_version = exposure(6), 6
-                return api.Done()
+                return api.Timed()
 
             fleet.answers[api.UpdateWeights] = update
             await made.bring_published(1)
@@ -373,7 +373,7 @@ def test_cell_that_is_back_before_the_core_serves_what_is_on_disk(steps, version
 
         async def update(cell, operation):
             given.append(operation.version)
-            return api.Done()
+            return api.Timed()
 
         fleet.answers.update({api.ExposeFile: expose, api.UpdateWeights: update})
         await made.bring_published(1)
@@ -392,7 +392,7 @@ def test_snapshots_are_kept_for_the_audit_else_from_the_published_version_on(ste
 
         async def save(cell, operation):
             (folder / f"v{operation.version:06d}.safetensors").touch()
-            return api.Done()
+            return api.Timed()
 
         fleet.answers[api.SaveSnapshot] = save
         for version in range(3):

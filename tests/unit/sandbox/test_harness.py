@@ -14,13 +14,13 @@ from qwengyre.sandbox.harness import (
     PATIENCE,
     RESERVED,
     ExecutionSpec,
-    Gateway,
+    GatewayAddress,
     HarnessFiles,
     harness_command,
     harness_environment,
 )
 from qwengyre.sandbox.host import SandboxHost
-from qwengyre.sandbox.isolation import Mount, View, bwrap_arguments, outermost
+from qwengyre.sandbox.isolation import Mount, SandboxView, bwrap_arguments, outermost
 from qwengyre.sandbox.task import Task
 
 TASK = Task("hello", "/tasks/hello", "do {model} and {workspace}", 1.0, 1.0, agent_env={"A": "task", "B": "task"})
@@ -46,7 +46,7 @@ def test_placeholders_are_filled_once(host, tmp_path):
 
 def test_the_environment_is_made_not_inherited(host, tmp_path, monkeypatch):
     monkeypatch.setenv("HOST_SECRET", "x")
-    environment = harness_environment(host, Gateway("/s", "http://127.0.0.1:9/"), SPEC, HarnessFiles(tmp_path / "e"))
+    environment = harness_environment(host, GatewayAddress("/s", "http://127.0.0.1:9/"), SPEC, HarnessFiles(tmp_path / "e"))
     assert "HOST_SECRET" not in environment
     assert (environment["A"], environment["B"]) == ("task", "config")
     assert environment["OPENAI_BASE_URL"] == "http://127.0.0.1:9/x/7/v1"
@@ -59,7 +59,7 @@ def test_what_every_execution_gets_for_itself_is_what_a_run_may_not_set(host, tm
     plain = host.environment(host.home(tmp_path / "e"))
     config = msgspec.structs.replace(host.config, env=dict.fromkeys(RESERVED, "mine"))
     environment = harness_environment(
-        SandboxHost(config, tmp_path), Gateway("/s", "http://127.0.0.1:9/"), SPEC, HarnessFiles(tmp_path)
+        SandboxHost(config, tmp_path), GatewayAddress("/s", "http://127.0.0.1:9/"), SPEC, HarnessFiles(tmp_path)
     )
     assert "mine" not in environment.values()
     assert environment.keys() - plain.keys() - PATIENCE.keys() - SPEC.task.agent_env.keys() == RESERVED - plain.keys()
@@ -67,7 +67,7 @@ def test_what_every_execution_gets_for_itself_is_what_a_run_may_not_set(host, tm
 
 def test_no_address_without_isolation_is_refused(host, tmp_path):
     with pytest.raises(SandboxError, match="TCP port"):
-        harness_environment(host, Gateway("/s"), SPEC, HarnessFiles(tmp_path / "e"))
+        harness_environment(host, GatewayAddress("/s"), SPEC, HarnessFiles(tmp_path / "e"))
 
 
 def test_a_spec_does_not_show_its_key():
@@ -86,7 +86,9 @@ def test_outermost_folders():
 
 
 def test_the_view_is_all_that_a_sandbox_sees(tmp_path):
-    view = View((Mount("/host/w", "/workspace", writable=True), Mount("/host/i", "/run/i")), ("/opt/agent",), str(tmp_path), 16)
+    view = SandboxView(
+        (Mount("/host/w", "/workspace", writable=True), Mount("/host/i", "/run/i")), ("/opt/agent",), str(tmp_path), 16
+    )
     arguments = bwrap_arguments("bwrap", view)
     for flag in (
         "--unshare-user",

@@ -15,7 +15,7 @@ from qwengyre.scheduler.events import Event
 from qwengyre.sim.driver import SimDriver
 from qwengyre.sim.durations import Durations
 from qwengyre.sim.measured import measured_source
-from qwengyre.sim.results import Job, run_job
+from qwengyre.sim.results import SimulationJob, run_job
 from qwengyre.sim.settings import Setting, build
 from qwengyre.sim.workload import Workload, builtin_workloads
 from qwengyre.telemetry.folder import RunFolder
@@ -64,7 +64,7 @@ def test_run_simulated_from_its_own_journal_takes_the_same_time(tmp_path: Path):
     folder, hours = journalled_run(tmp_path)
     source = measured_source(folder)
     assert len(source.groups) == WORKLOAD.num_groups
-    assert run_job(Job(source, Setting(), 0)).hours == pytest.approx(hours, rel=1e-6)
+    assert run_job(SimulationJob(source, Setting(), 0)).hours == pytest.approx(hours, rel=1e-6)
 
 
 def test_prices_of_switches_and_steps_are_those_of_the_run(tmp_path: Path):

@@ -12,7 +12,7 @@ from qwengyre.sim.compare import compare, report_json, splits
 from qwengyre.sim.driver import SimDriver
 from qwengyre.sim.durations import Durations
 from qwengyre.sim.planner import pareto, plan, plan_toml
-from qwengyre.sim.results import Drawn, Inline, Job, run_job, simulate
+from qwengyre.sim.results import Drawn, Inline, SimulationJob, run_job, simulate
 from qwengyre.sim.settings import POLICY_NAMES, Setting, build
 from qwengyre.sim.workload import Workload, builtin_workloads
 
@@ -133,9 +133,9 @@ def test_overall_timeout_drops_an_execution_since_it_started_and_its_group_still
 
 
 def test_equal_seeds_give_equal_runs_and_common_random_numbers_across_policies():
-    job = Job(Drawn(small()), Setting(), 3)
+    job = SimulationJob(Drawn(small()), Setting(), 3)
     assert run_job(job) == run_job(job)
-    assert run_job(job) != run_job(Job(Drawn(small()), Setting(), 4))
+    assert run_job(job) != run_job(SimulationJob(Drawn(small()), Setting(), 4))
 
 
 def test_meters_account_for_all_time():

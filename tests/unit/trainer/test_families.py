@@ -8,7 +8,7 @@ import torch
 from qwengyre.core.errors import UnsupportedModel
 from qwengyre.models.interface import NAME
 from qwengyre.testing.families import tiny_model
-from qwengyre.testing.model_trials import Verdict, try_trainer
+from qwengyre.testing.model_trials import TrialVerdict, try_trainer
 from qwengyre.testing.training import tiny_qwen3
 from qwengyre.trainer import sinks
 from qwengyre.trainer.config import TrainerConfig
@@ -54,7 +54,7 @@ REFUSED = {
 def test_a_tree_gives_what_every_path_gives_by_itself(mechanism):
     torch.set_num_threads(1)
     family, changes = EXACT[mechanism]
-    assert try_trainer(tiny_model(family, **changes)) == Verdict(True)
+    assert try_trainer(tiny_model(family, **changes)) == TrialVerdict(True)
 
 
 @pytest.mark.parametrize("kind", REFUSED)

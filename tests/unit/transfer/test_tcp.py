@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qwengyre.core.errors import TransferError
-from qwengyre.transfer.tcp import LENGTH, MAX_SILENT, TcpCarrier, Wanted
+from qwengyre.transfer.tcp import LENGTH, MAX_SILENT, ReadRequest, TcpCarrier
 
 DEADLINE_S = 60.0
 
@@ -40,7 +40,7 @@ def test_a_reader_that_sends_nonsense_or_dies_harms_nobody(carrier, sent):
 def test_a_read_beyond_the_exposure_is_cut_off(carrier):
     exposure = carrier.expose({"x": np.arange(4)}, version=1, epoch=1)
     name = exposure.location.rpartition("/")[2]
-    request = msgspec.msgpack.encode(Wanted(name, 1, 1, [(0, 1 << 20)]))
+    request = msgspec.msgpack.encode(ReadRequest(name, 1, 1, [(0, 1 << 20)]))
     with connect(exposure.location) as peer:
         peer.sendall(LENGTH.pack(len(request)) + request)
         assert peer.recv(1) == b"\0"
