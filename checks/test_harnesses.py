@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from qwengyre.core.records import End, Outcome, Validity
+from qwengyre.gateway.control_api import OpenExecution
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
@@ -20,7 +21,7 @@ from qwengyre.sandbox.preflight import check_harness
 from qwengyre.testing.engines import ScriptedEngine, replies
 from qwengyre.testing.sandbox_kit import Kit
 from qwengyre.trajectory.records import BranchCause, CallEvent, CallFinished, CallStarted
-from tests.integration.test_gateway_process import ids, open_execution, running, serving
+from tests.integration.test_gateway_process import ids, running, serving
 
 INSTALLED = Path(__file__).parents[1] / ".harnesses"
 MAX_CONTEXT_TOKENS = 100_000
@@ -43,16 +44,16 @@ async def run(kit: Kit, config: HarnessConfig, script: Sequence[str]) -> tuple[O
     engine = ScriptedEngine(replies([ids(text) for text in script]), max_context_tokens=MAX_CONTEXT_TOKENS)
     work, failed = kit.folder / "work", kit.folder / "failed"
     async with running(kit.folder) as process, serving(engine, kit.folder) as address:
-        opened = await open_execution(process, "e000001-0")
+        opened = await process.owner.open(OpenExecution("e000001-0"))
         await process.serve_by(address, "e000001-0")
         events: list[CallEvent] = []
 
         async def num_calls() -> int:
-            events.extend((await process.close("e000001-0")).events)
+            events.extend((await process.owner.close_execution("e000001-0")).events)
             return sum(isinstance(event, CallStarted) for event in events)
 
-        base_path = opened["path"].removesuffix("/v1")
-        spec = ExecutionSpec("e000001-0", kit.task("Make a file named hello."), opened["key"], base_path=base_path)
+        base_path = opened.path.removesuffix("/v1")
+        spec = ExecutionSpec("e000001-0", kit.task("Make a file named hello."), opened.key, base_path=base_path)
         async with Launcher(config, GatewayAddress(str(process.listening.harness_socket)), work=work, failed=failed) as launcher:
             return await launcher.run_execution(spec, num_calls), events
 
