@@ -95,7 +95,7 @@ def test_a_model_that_is_not_understood_is_refused(tmp_path: Path, changes: dict
     with pytest.raises(ModelRefused):
         read_spec(write_tiny_qwen3(tmp_path / "other", **changes))
     (model_dir / "config.json").write_text(config[:-5])
-    with pytest.raises(ConfigError, match="config.json"):
+    with pytest.raises(ConfigError, match=r"config\.json"):
         read_spec(model_dir)
 
 
