@@ -63,6 +63,10 @@ def test_no_large_file_is_committed():
     expect_none([name for name in FILES if (ROOT / name).stat().st_size > MAX_FILE_BYTES])
 
 
+def test_no_page_that_a_command_wrote_is_committed():
+    assert [name for name in FILES if name.endswith(".html") and "/" not in name] == []
+
+
 def test_runs_and_caches_are_not_committed():
     assert [
         name for name in FILES if name.startswith(("runs/", ".cache/")) or "__pycache__" in name or name.endswith(".safetensors")
