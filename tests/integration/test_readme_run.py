@@ -7,6 +7,7 @@ import re
 import stat
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,8 +42,9 @@ def run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         target = tmp_path / "tasks" / name
         target.parent.mkdir(exist_ok=True)
         (kit.folder / name).rename(target)
-    (tmp_path / "path" / "to" / "a").mkdir(parents=True)
-    (kit.folder / "model").rename(tmp_path / "path" / "to" / "a" / "qwen3")
+    model = tmp_path / tomllib.loads(minimal)["policy"]["model"]
+    model.parent.mkdir(parents=True)
+    (kit.folder / "model").rename(model)
     agent = tmp_path / "my-agent"
     agent.write_text(f"#!{sys.executable}\n" + HARNESS.replace("sys.argv[1]", "sys.argv[2]"))
     agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
