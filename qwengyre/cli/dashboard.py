@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from pathlib import Path
 from typing import Annotated
@@ -9,22 +10,27 @@ from typing import Annotated
 import typer
 
 from qwengyre.cli.output import say
-from qwengyre.telemetry.folder import RunFolder
+from qwengyre.core.errors import ConfigError
+
+NICENESS = 10
+"""A run beside it comes first: this process takes the processor when nobody else wants it."""
 
 
 def dashboard(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; the run may be going on.")],
+    runs: Annotated[Path, typer.Argument(metavar="[RUNS_DIR]", help="A folder of runs, or one run.")] = Path("runs"),
     port: Annotated[int, typer.Option(help="Port on this machine; 0 takes a free one.")] = 8420,
-    refresh_s: Annotated[int, typer.Option(help="Seconds between two looks while the run goes on.")] = 5,
 ) -> None:
-    """Watch a run in the browser: the report, drawn anew at every look. Ends with Ctrl-C.
+    """Look at runs in the browser while they go on: curves, cells, every execution and what the agent said in it. Ends with Ctrl-C.
 
-    The address that it prints holds a token: other users of this machine, and other pages in your browser, see nothing.
+    It reads what runs record and changes nothing. The address that it prints holds a token: other users of this machine, and other pages
+    in your browser, see nothing.
     """
-    folder = RunFolder.open(run)
+    if not runs.is_dir():
+        raise ConfigError("this folder does not exist: name the folder that your runs lie in", file=str(runs), key="RUNS_DIR")
     from qwengyre.dashboard.server import HOST, dashboard_app, listen, serve
 
     listener = listen(port)
     token = secrets.token_urlsafe(16)
-    say(f"http://{HOST}:{listener.getsockname()[1]}/?token={token}  shows {folder.path}; Ctrl-C ends it")
-    serve(dashboard_app(folder, refresh_s=refresh_s, token=token), listener)
+    say(f"http://{HOST}:{listener.getsockname()[1]}/?token={token}  shows {runs}; Ctrl-C ends it")
+    os.nice(NICENESS)
+    serve(dashboard_app(runs, token=token), listener)

@@ -32,7 +32,7 @@ PICTURE_STYLE: Final = """
   svg .fill.rollout { fill:var(--blue); } svg .fill.training { fill:var(--green); } svg .fill.transit { fill:var(--amber); } svg .fill.lost { fill:var(--red); }
 """
 
-_PAGE_STYLE: Final = """
+PAGE_STYLE: Final = """
   * { box-sizing:border-box; } body { margin:0; background:var(--page); color:var(--ink); font:15px/1.5 system-ui, sans-serif; }
   main { max-width:1060px; margin:0 auto; padding:32px 20px 64px; } h1 { font-size:26px; margin:0 0 2px; letter-spacing:-.01em; }
   h2 { font-size:17px; margin:0 0 2px; } p { margin:0 0 14px; color:var(--ink-2); max-width:78ch; } .sub { color:var(--ink-3); margin-bottom:22px; }
@@ -47,12 +47,11 @@ _PAGE_STYLE: Final = """
 """
 
 
-def page(title: str, body: Sequence[str], *, refresh_s: int | None = None) -> str:
-    """A whole HTML document. `refresh_s` reloads it while a run goes on."""
-    refresh = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">{refresh}'
+def page(title: str, body: Sequence[str]) -> str:
+    """A whole HTML document."""
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
     content = "\n".join(body)
-    return f"<!doctype html>\n<html lang='en'><head>{head}<title>{html_text(title)}</title>\n<style>{PICTURE_STYLE}{_PAGE_STYLE}</style></head>\n<body><main>\n{content}\n</main></body></html>\n"
+    return f"<!doctype html>\n<html lang='en'><head>{head}<title>{html_text(title)}</title>\n<style>{PICTURE_STYLE}{PAGE_STYLE}</style></head>\n<body><main>\n{content}\n</main></body></html>\n"
 
 
 def section(title: str, explanation: str, *content: str) -> str:

@@ -58,10 +58,19 @@ def write_comparison(folders: Sequence[RunFolder], out: Path) -> Path:
     return _replace(out, comparison_html(runs))
 
 
-def report_html(run: RunSeries, *, refresh_s: int | None = None) -> str:
+def report_html(run: RunSeries) -> str:
     """The report of one run as HTML."""
     body = [
-        f"<h1>{html_text(run.label)}</h1><div class='sub'>{html_text(_subtitle(run))}</div>",
+        f"<h1>{html_text(run.label)}</h1><div class='sub'>{html_text(state_of(run))}</div>",
+        *report_sections(run),
+        f"<footer>QwenGyre {qwengyre.__version__}. Times are on the run's clock.</footer>",
+    ]
+    return page(f"{run.label} - QwenGyre", body)
+
+
+def report_sections(run: RunSeries) -> list[str]:
+    """What the report shows, without its frame: the dashboard has its own."""
+    return [
         tiles(_tiles(run)),
         *_warnings(run),
         section(
@@ -83,9 +92,7 @@ def report_html(run: RunSeries, *, refresh_s: int | None = None) -> str:
             f'<div class="grid3">{"".join(charts.health(run))}</div>',
         ),
         section("All steps", "", f"<details><summary>{len(run.steps)} steps as a table</summary>{_step_table(run)}</details>"),
-        f"<footer>QwenGyre {qwengyre.__version__}. Times are on the run's clock.</footer>",
     ]
-    return page(f"{run.label} - QwenGyre", body, refresh_s=refresh_s)
 
 
 def comparison_html(runs: Sequence[RunSeries]) -> str:
@@ -112,7 +119,8 @@ def comparison_html(runs: Sequence[RunSeries]) -> str:
     return page("Comparison - QwenGyre", body)
 
 
-def _subtitle(run: RunSeries) -> str:
+def state_of(run: RunSeries) -> str:
+    """How a run stands, in a line."""
     unfinished = "running" if run.is_running else "interrupted: `qwengyre train --resume` goes on"
     if not run.began and not run.is_running:
         unfinished = "being prepared (a policy that is made first takes minutes), or stopped before it began"

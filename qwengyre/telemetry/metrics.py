@@ -65,20 +65,43 @@ def read_metrics(path: str | Path) -> Iterator[MetricRecord]:
         for line in file:
             if not line.endswith(b"\n"):
                 return
-            try:
-                yield _DECODER.decode(line)
-            except msgspec.MsgspecError as error:
-                reason = (
-                    f"this line is no metric of this version ({error}). Remove it to read the rest: nothing is resumed from it"
-                )
-                raise JournalCorrupt(str(path), offset=offset, reason=reason) from error
+            yield _decoded(line, path, offset)
             offset += len(line)
+
+
+class MetricsTail:
+    """The records of a metrics file that grows: each `refresh` reads what came since. A last line without its end waits for the next."""
+
+    def __init__(self, path: str | Path):
+        self.records: list[MetricRecord] = []
+        self._path = Path(path)
+        self._offset = 0
+
+    def refresh(self) -> None:
+        """Raises JournalCorrupt for a line that is no record."""
+        if not self._path.exists():
+            return
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.records.append(_decoded(line, self._path, self._offset))
+                self._offset += len(line)
 
 
 def has_finished(folder: RunFolder) -> bool:
     """Whether the run was led to its end, so that nothing is left to do. Raises JournalCorrupt."""
     bounds = [record for record in read_metrics(folder.metrics) if isinstance(record, (RunBegan, RunEnded))]
     return bool(bounds) and isinstance(bounds[-1], RunEnded) and bounds[-1].reason == FINISHED
+
+
+def _decoded(line: bytes, path: Path, offset: int) -> MetricRecord:
+    try:
+        return _DECODER.decode(line)
+    except msgspec.MsgspecError as error:
+        reason = f"this line is no metric of this version ({error}). Remove it to read the rest: nothing is resumed from it"
+        raise JournalCorrupt(str(path), offset=offset, reason=reason) from error
 
 
 def _cut_torn_line(path: Path) -> None:

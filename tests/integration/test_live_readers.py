@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from qwengyre.cli.main import application
 from qwengyre.dashboard.server import dashboard_app
-from qwengyre.telemetry.folder import RunFolder
 from tests.integration.run_kit import RunKit
 
 pytestmark = pytest.mark.integration
@@ -55,7 +54,7 @@ def test_every_reader_works_at_any_moment_of_a_live_run(tmp_path: Path):
                 assert any(words in result.output for words in NOT_YET), result.output
             if name == "list":
                 saw_open += '"end":"open"' in result.output
-        page = TestClient(dashboard_app(RunFolder(run))).get("/")
+        page = TestClient(dashboard_app(run)).get("/")
         assert page.status_code == 200, page.text
     assert process.returncode == 0, kit.output()
     assert saw_open and min(succeeded[name] for name in commands(run, tmp_path) if name != "simulate"), (saw_open, succeeded)

@@ -66,7 +66,7 @@ def test_a_token_is_asked_for_and_remembered():
     assert other.get("/").status_code == 403
 
 
-def test_every_answer_forbids_scripts_frames_and_other_files():
+def test_every_answer_forbids_frames_and_all_scripts_and_files_but_our_own():
     for found in (
         client().get("/"),
         client().get("/nowhere"),
@@ -74,7 +74,8 @@ def test_every_answer_forbids_scripts_frames_and_other_files():
         client().get("/", headers={"host": "evil.example"}),
     ):
         policy = found.headers["content-security-policy"]
-        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "script-src" not in policy
+        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "script-src 'self';" in policy
+        assert "unsafe" not in policy and "*" not in policy and "http" not in policy
         assert found.headers["x-content-type-options"] == "nosniff" and found.headers["cache-control"] == "no-store"
         assert found.headers["referrer-policy"] == "no-referrer", "else the token would be told to where a link leads"
         assert "access-control-allow-origin" not in found.headers

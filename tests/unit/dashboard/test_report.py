@@ -21,6 +21,8 @@ from qwengyre.dashboard.live import outcome_rows, outcome_table
 from qwengyre.dashboard.report import report_html, write_comparison, write_picture, write_report
 from qwengyre.dashboard.series import RoleSpan, alike, run_series, series_of, thin
 from qwengyre.dashboard.server import HOST, dashboard_app, listen
+from qwengyre.journal import Journal
+from qwengyre.runtime.records import ControllerRecord
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.metrics import Metrics
 from qwengyre.telemetry.records import RolesChanged
@@ -199,15 +201,17 @@ def test_a_run_without_evaluations_cannot_be_compared(tmp_path: Path):
         write_comparison([folder_of(tmp_path, "new", [])], tmp_path / "compare.html")
 
 
-def test_the_dashboard_draws_the_run_as_it_is_now_and_reloads_until_its_end(tmp_path: Path):
+def test_the_dashboard_draws_the_run_as_it_is_now_and_looks_again_until_its_end(tmp_path: Path):
     records = small_run()
     folder = folder_of(tmp_path, "quick", records[:-1])
-    client = TestClient(dashboard_app(folder))
-    assert 'http-equiv="refresh"' in client.get("/").text
+    client = TestClient(dashboard_app(folder.path))
+    assert "interrupted" in client.get("/").text
+    with Journal.open(folder.controller_journal, ControllerRecord):
+        assert 'data-live="3"' in client.get("/").text and "running" in client.get("/").text
     with Metrics(folder) as metrics:
         metrics.record(records[-1])
-    assert 'http-equiv="refresh"' not in client.get("/").text
-    assert client.get("/summary.json").json()["calls_moved"] == 7
+    assert 'data-live="0"' in client.get("/").text and "finished" in client.get("/").text
+    assert client.get(f"/run/{folder.path.name}/summary.json").json()["calls_moved"] == 7
 
 
 def test_a_taken_port_is_named():

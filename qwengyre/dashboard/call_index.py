@@ -1,0 +1,121 @@
+"""Where the calls of each execution lie in a gateway's journal, so that one is read without the others. Read on as the journal grows.
+
+The journal is cut into blocks of whole records; of each attempt only the numbers of the blocks are held that have records of it. An
+attempt of a hundred records among a hundred others is thus read from some megabytes, however long the journal is.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from qwengyre.core.ids import ExecutionId
+from qwengyre.gateway.call_tokens import CallRows
+from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
+from qwengyre.journal import read
+from qwengyre.journal.frames import HEADER
+from qwengyre.trajectory.tree import TrajectoryTree
+
+BLOCK_BYTES: Final = 1 << 18
+"""A block is read and looked through in a few milliseconds."""
+RECORDS_PER_LOOK: Final = 500
+
+
+class _Attempt(msgspec.Struct):
+    execution: ExecutionId
+    attempt: int
+    blocks: array[int]
+    """Numbers of the blocks with records of it, rising."""
+    is_closed: bool = False
+
+
+class RecordedAttempt(msgspec.Struct, frozen=True):
+    """One attempt of one execution as far as it was recorded."""
+
+    opened: Opened
+    tree: TrajectoryTree
+    is_closed: bool
+
+
+class CallIndex:
+    """Not safe to share between threads: whoever serves requests side by side holds a lock around it."""
+
+    def __init__(self, journal: Path):
+        self.position = 0
+        self._journal = journal
+        self._attempts: dict[int, _Attempt] = {}
+        self._sessions: dict[ExecutionId, list[int]] = {}
+        self._starts = array("Q")
+        """Position before the first record of each block."""
+
+    def refresh(self, budget_s: float = 1.0) -> bool:
+        """Read on for at most about `budget_s`; return whether the end of the journal was reached. Raises JournalError."""
+        if not self._journal.is_file() or self._journal.stat().st_size <= max(self.position, len(HEADER)):
+            return True
+        until = time.monotonic() + budget_s
+        for number, (position, record) in enumerate(read(self._journal, GatewayRecord, start=self.position)):
+            self._take(record)
+            self.position = position
+            if number % RECORDS_PER_LOOK == RECORDS_PER_LOOK - 1 and time.monotonic() > until:
+                return False
+        return True
+
+    @property
+    def share_read(self) -> float:
+        """Of the journal's bytes."""
+        size = self._journal.stat().st_size if self._journal.is_file() else 0
+        return min(1.0, self.position / size) if size else 1.0
+
+    def attempts(self, execution: ExecutionId) -> list[int]:
+        """Numbers of the attempts that were recorded so far, rising."""
+        return sorted(self._attempts[session].attempt for session in self._sessions.get(execution, ()))
+
+    def find(self, execution: ExecutionId, attempt: int) -> RecordedAttempt | None:
+        """Read one attempt; None for one that was not recorded. Raises JournalError, and RecordError for records that do not join."""
+        sessions = (number for number in self._sessions.get(execution, ()) if self._attempts[number].attempt == attempt)
+        session = max(sessions, default=None)
+        if session is None:
+            return None
+        opened: Opened | None = None
+        rows: CallRows | None = None
+        for record in self._records_of(session):
+            match record:
+                case Opened():
+                    opened = record
+                    rows = CallRows(execution, attempt, temperature=record.temperature, trainable=record.trainable)
+                case Asked() if rows is not None:
+                    rows.add(record)
+                case Sampled() if rows is not None:
+                    rows[record.call].add(record)
+                case Ended() if rows is not None:
+                    rows[record.call].ended = record
+        if opened is None or rows is None:
+            return None
+        return RecordedAttempt(opened, TrajectoryTree.build(rows.events()), self._attempts[session].is_closed)
+
+    def _records_of(self, session: int) -> Iterator[GatewayRecord]:
+        for block in self._attempts[session].blocks:
+            stop = self._starts[block + 1] if block + 1 < len(self._starts) else self.position
+            for _, record in read(self._journal, GatewayRecord, start=self._starts[block], until=stop):
+                if record.session == session:
+                    yield record
+
+    def _take(self, record: GatewayRecord) -> None:
+        if not self._starts or self.position - self._starts[-1] >= BLOCK_BYTES:
+            self._starts.append(self.position)
+        if isinstance(record, Opened):
+            self._attempts[record.session] = _Attempt(record.execution, record.attempt, array("I"))
+            self._sessions.setdefault(record.execution, []).append(record.session)
+        attempt = self._attempts.get(record.session)
+        if attempt is None:
+            return
+        block = len(self._starts) - 1
+        if not attempt.blocks or attempt.blocks[-1] != block:
+            attempt.blocks.append(block)
+        if isinstance(record, Closed):
+            attempt.is_closed = True
