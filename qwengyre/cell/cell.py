@@ -227,9 +227,9 @@ class CellProcess:
 
     async def expose_file(self, op: api.ExposeFile) -> api.Exposed:
         def expose() -> Exposure:
-            from safetensors.numpy import load_file
+            from qwengyre.trainer.checkpoint import read_published
 
-            return self._publish(load_file(op.path), op.version)
+            return self._publish(read_published(Path(op.path)), op.version)
 
         return api.Exposed(await self.on_trainer(expose))
 

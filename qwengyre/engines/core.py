@@ -21,8 +21,9 @@ from qwengyre.engines.calls import Call, Counts, PromptPiece, make_pass
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.kv import PrefixCache
 from qwengyre.engines.model import Read
-from qwengyre.engines.passes import ServableModel
+from qwengyre.engines.passes import Pass, ServableModel
 from qwengyre.engines.state_cache import StateCache
+from qwengyre.models.probe import Probe
 
 
 class EngineCore:
@@ -127,6 +128,30 @@ class EngineCore:
         """The first weights of a core that has no call yet, of the version that it was made with (`EngineWeights.load_by`)."""
         self.weights.load_by(read, like)
         self.forward.refresh()
+
+    def prove(self, probe: Probe) -> None:
+        """Compute the probe. Raises EngineError when the engine does not compute with the weights that it came with.
+
+        No call may be running: after a change of weights none is.
+        """
+        assert not self.running, "the probe is computed in the blocks and the slot of a call"
+        size = self.config.block_size
+        blocks = self.cache.take_many(-(-len(probe.token_ids) // size))
+        ids = np.array(probe.token_ids[: len(blocks) * size], np.int64)
+        if self.states is not None:
+            self.states.clear(0)
+        at = np.arange(len(ids))
+        batch = Pass(
+            *(ids, at, np.zeros_like(at), at[:-1], np.array([blocks], np.int64)),
+            temperatures=[],
+            draws=[],
+            num_decoding=0,
+            pieces=[(0, 0, len(ids))],
+        )
+        logprobs_TV = self.forward.logits(batch).log_softmax(-1)
+        self.cache.drop(blocks)
+        if reason := probe.refusal(logprobs_TV.numpy()[at[:-1], ids[1:]].tolist(), "float32"):
+            raise EngineError(f"the engine does not compute with the weights of version {self.version}: {reason}")
 
     def import_blocks(self, token_ids: np.ndarray, read: Read) -> int:
         """Put keys and values computed elsewhere into the cache; return the number of leading tokens now cached.

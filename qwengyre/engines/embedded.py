@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -29,6 +29,7 @@ from qwengyre.engines.api import Capacity, EngineStats, GenerateRequest, KVHandl
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.core import EngineCore
 from qwengyre.engines.served import read_served
+from qwengyre.models.probe import PROBE, probe_in
 from qwengyre.transfer.api import Carrier, Exposure
 from qwengyre.transfer.layout import placeholders
 
@@ -148,7 +149,7 @@ class EmbeddedEngine:
         except Exception as error:  # the thread's outermost frame: it records, and ends every call with the reason
             log.exception("engine_failed")
             self._failure = reason = f"the engine failed: {error!r}"
-        self._stop(reason)
+        self._stop(self._failure or reason)
 
     def _stop(self, reason: str) -> None:
         with self._wake:
@@ -192,8 +193,10 @@ class EmbeddedEngine:
         self._paused = False
 
     def _update_weights(self, snapshot: Exposure, version: int) -> None:
-        self._need_core().load_weights(self._carrier.read(snapshot), version)
-        self._deliver(self._need_core().take_chunks())
+        core, parameters = self._need_core(), self._carrier.read(snapshot)
+        core.load_weights(parameters, version)
+        self._prove(core, parameters)
+        self._deliver(core.take_chunks())
 
     def _export_kv(self, token_ids: np.ndarray) -> KVHandle | None:
         core = self._need_core()
@@ -239,8 +242,22 @@ class EmbeddedEngine:
             self._update_weights(snapshot, version)
             return
         core = EngineCore(self.spec, self.config, version=version)
-        core.fill_weights(lambda into: self._carrier.read(snapshot, into), placeholders(snapshot))
+        like = placeholders(snapshot)
+        core.fill_weights(lambda into: self._carrier.read(snapshot, into), like)
+        self._prove(core, self._carrier.read(snapshot, {PROBE: np.empty(like[PROBE].shape, np.uint8)}) if PROBE in like else {})
         self._core = core
+
+    def _prove(self, core: EngineCore, parameters: Mapping[str, np.ndarray]) -> None:
+        """By the probe that came with them. An engine that fails it ends: it serves nothing more."""
+        probe = probe_in(parameters)
+        if probe is None:
+            log.warning("weights_without_probe", extra={"version": core.version})
+            return
+        try:
+            core.prove(probe)
+        except EngineError as error:
+            self._failure, self._closed = str(error), True
+            raise
 
     def _need_core(self) -> EngineCore:
         if self._core is None:

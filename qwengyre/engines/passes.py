@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
+    import torch
+
     from qwengyre.engines.config import EngineConfig
     from qwengyre.engines.kv import BlockMemory
     from qwengyre.engines.model import Read
@@ -44,6 +46,10 @@ class Forward(Protocol):
 
     def __call__(self, batch: Pass) -> tuple[list[int], list[float]]:
         """Tokens and log-probs (W,)."""
+        ...
+
+    def logits(self, batch: Pass) -> torch.Tensor:
+        """(W, V), instead of drawing from them."""
         ...
 
     def refresh(self) -> None:

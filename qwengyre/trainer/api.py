@@ -79,7 +79,7 @@ class CellTrainer(Protocol):
         ...
 
     def publishable(self) -> dict[str, np.ndarray]:
-        """Core: the weights as engines read them, whole."""
+        """Core: the weights as engines read them, whole, with the probe (`models/probe.py`)."""
         ...
 
     def offload(self) -> None:

@@ -21,11 +21,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from qwengyre.core.errors import TrainerError
+from qwengyre.models.probe import PROBE, Probe
 
 FORMAT: Final = 2
 WEIGHTS, META, CONFIG = "model.safetensors", "checkpoint.json", "config.json"
@@ -39,11 +41,12 @@ MODEL_FILES: Final = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken"
 Arrays = dict[str, np.ndarray]
 
 
-def write_weights(path: Path, weights: Arrays) -> None:
-    """One safetensors file, atomically."""
+def write_weights(path: Path, weights: Arrays, probe: Probe | None = None) -> None:
+    """One safetensors file, atomically. The probe lies in its metadata, where tools that open weights do not meet it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file(weights, beside, metadata={"format": "pt"})
+    said = {} if probe is None else {PROBE: msgspec.json.encode(probe).decode()}
+    save_file(weights, beside, metadata={"format": "pt"} | said)
     _flush(beside)
     beside.replace(path)
     _flush(path.parent)
@@ -51,6 +54,13 @@ def write_weights(path: Path, weights: Arrays) -> None:
 
 def read_weights(path: Path) -> Arrays:
     return load_file(path)
+
+
+def read_published(path: Path) -> Arrays:
+    """Weights with their probe, as they were published. One that an older version wrote has none."""
+    with safe_open(path, "np") as file:
+        said = (file.metadata() or {}).get(PROBE)
+    return load_file(path) | ({} if said is None else {PROBE: msgspec.json.decode(said, type=Probe).packed()})
 
 
 def copy_model_files(source: Path, into: Path, leave_out: Collection[str] = ()) -> None:

@@ -59,11 +59,11 @@ class MemberTrainer:
         return self.trainer.expose(version, incarnation)
 
     def publishable(self) -> dict[str, np.ndarray]:
-        return self.trainer.whole_weights()
+        return self.trainer.published()
 
     def gather(self) -> None:
         """`publishable` on a rank other than 0, which has the result."""
-        self.trainer.whole_weights()
+        self.trainer.published()
 
     def offload(self) -> None:
         self._sum = None

@@ -21,6 +21,7 @@ from torch import Tensor
 from qwengyre.core.errors import NonFiniteLoss, TrainerError
 from qwengyre.core.records import MicroStep, Trajectory
 from qwengyre.models.load import as_in_folder, as_in_memory, left_in_folder, read_left
+from qwengyre.models.probe import PROBE
 from qwengyre.telemetry.folder import snapshot_file
 from qwengyre.trainer import allocator, audit, checkpoint, rows
 from qwengyre.trainer.aggregation import advantage_deviation, divisor
@@ -168,11 +169,16 @@ class Trainer:
         """By Hugging Face name; on rank 0 of the cell, {} on its others."""
         return self.flat.whole(self.flat.weights)
 
+    def published(self) -> dict[str, np.ndarray]:
+        """The weights as engines read them, with the probe; on rank 0 of the cell, {} on its others."""
+        probe, weights = self.tree_model.probe(), self.whole_weights()
+        return weights | {PROBE: probe.packed()} if self.ranks.rank == 0 else {}
+
     def save_weights(self, path: Path) -> None:
-        """The present weights as one safetensors file, atomically."""
-        weights = self.whole_weights()
+        """The present weights and their probe as one safetensors file, atomically."""
+        probe, weights = self.tree_model.probe(), self.whole_weights()
         if self.ranks.rank == 0:
-            checkpoint.write_weights(Path(path), weights)
+            checkpoint.write_weights(Path(path), weights, probe)
 
     def save_checkpoint(self, directory: Path, step: int, files: Path, extra: dict | None = None) -> None:
         """Core: weights, optimizer and `extra`, durable when this returns on rank 0. However many ranks, one format.

@@ -24,7 +24,9 @@ from qwengyre.core.errors import TrainerError, UnsupportedModel
 from qwengyre.models.follow import take_over
 from qwengyre.models.load import load
 from qwengyre.models.plan import following
-from qwengyre.trainer import head, probe
+from qwengyre.models.probe import Probe, text
+from qwengyre.models.rounding import made_of, rounding
+from qwengyre.trainer import head, trial
 from qwengyre.trainer.cache import RowCache
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms
@@ -55,7 +57,7 @@ class TreeModel:
     def __init__(self, model: nn.Module, config: TrainerConfig, ranks: Alone | Ranks = ALONE):
         """Take over `model` (a causal LM of transformers), in shards when the cell has `ranks`.
 
-        Raises UnsupportedModel for one that a tree row would train otherwise than its own forward: both are tried (`probe.py`).
+        Raises UnsupportedModel for one that a tree row would train otherwise than its own forward: both are tried (`trial.py`).
         """
         self.name = type(model).__name__
         self.model, self.config, self.ranks = model, config, ALONE
@@ -66,7 +68,7 @@ class TreeModel:
         if ranks.size > 1 and has_recurrence:
             raise UnsupportedModel(self.name, "recurrent layers in a cell of several ranks are not handled")
         self.head_chunk_tokens = max(1, config.head_logits // self.output.weight.shape[0])
-        self.calls = probe.compare(self)
+        self.calls = trial.compare(self)
         self.ranks = ranks
         ranks.shard(self.body, layers)
 
@@ -89,6 +91,16 @@ class TreeModel:
             parts.append(self._head(self._hidden(row, start, end, cache), inputs, at))
         self.ranks.gathered(self.body)
         return _joined(parts)
+
+    def probe(self) -> Probe:
+        """What this model says of the probe's text. On every rank of the cell."""
+        tokens = text(self.form.num_words or self.output.weight.shape[0])
+        tokens = tokens[: self.limit.num_tokens] if self.limit is not None else tokens
+        row = build_row([LayoutPath(tokens.astype(np.int32), (((0, 0, 0), len(tokens)),))])
+        targets, _ = trial.every_token(row)
+        exact = self.logprobs(row, targets).logp_O
+        with rounding(self.body):
+            return made_of(tokens, exact, self.logprobs(row, targets).logp_O, self.model)
 
     def train(self, row: TreeRow, targets: Targets, coefficients: Coefficients) -> RowOutput:
         """Forward, ask for dloss/dlogp, backward: gradients are added to the parameters' `.grad`.

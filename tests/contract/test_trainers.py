@@ -16,12 +16,16 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from qwengyre.cell.ranks.trainer import RankedTrainer
 from qwengyre.core.errors import MembershipBroken, StaleRead, TrainerError
 from qwengyre.core.records import MicroStep
 from qwengyre.engines.config import EngineConfig
+from qwengyre.models.load import load
+from qwengyre.models.probe import PROBE, probe_in
+from qwengyre.models.rounding import probe_of
 from qwengyre.paced.trainer import PacedTrainer
 from qwengyre.rpc.refusal import Refused, rebuild
 from qwengyre.rpc.store import KeyStore
@@ -31,6 +35,7 @@ from qwengyre.testing.paced import PLAN
 from qwengyre.testing.tokenizers import write_byte_tokenizer
 from qwengyre.testing.training import micro_step, random_execution
 from qwengyre.trainer.api import CellTrainer, Membership
+from qwengyre.trainer.checkpoint import read_published
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.member import MemberTrainer
 from qwengyre.transfer.api import Exposure
@@ -137,7 +142,8 @@ class Bench:
             host.end()
 
     def weights(self) -> dict[str, np.ndarray]:
-        return self.core("publishable")
+        published = self.core("publishable")
+        return {name: array for name, array in published.items() if name != PROBE}
 
     def close(self) -> None:
         for host in (self.core, self.satellite):
@@ -286,6 +292,21 @@ def test_a_cell_that_serves_meanwhile_goes_on_with_the_same_weights(bench: Bench
     bench.satellite("pull", bench.core("expose", 1, 0))
     bench.satellite("begin_step", 0)
     assert bench.satellite("compute", claim(0)).tokens_trained > 0
+
+
+def test_what_engines_read_has_the_probe_of_the_model_s_own_forward(bench: Bench, tmp_path: Path):
+    """Also from the ranks of a cell, and out of a file; so that an engine can show that it computes with these weights."""
+    bench.start_over()
+    probe = probe_in(bench.core("publishable"))
+    if not bench.kind.computes:
+        assert probe is None
+        return
+    plain = probe_of(load(bench.folder / "model", torch.float32))
+    assert probe is not None and probe.token_ids == plain.token_ids
+    assert plain.gap(probe.logprobs) <= plain.bound("float32")
+    assert probe.sensitivity == pytest.approx(plain.sensitivity, rel=0.5)
+    bench.core("save_weights", tmp_path / "w.safetensors")
+    assert probe_in(read_published(tmp_path / "w.safetensors")) == probe
 
 
 def test_an_audit_compares_or_says_that_it_cannot(bench: Bench, tmp_path: Path):

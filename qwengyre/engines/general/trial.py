@@ -15,7 +15,7 @@ NUM_TOKENS, BLOCK = 11, 4
 PIECES = ((0, 3), (3, 4), (4, 9))
 """Of each text; one token a pass follows."""
 ROUNDINGS = 64
-"""Differences that rounding may make, in units of eps * sqrt(layers) for each nat of the largest logit, as in trainer/probe.py."""
+"""Differences that rounding may make, in units of eps * sqrt(layers) for each nat of the largest logit, as in trainer/trial.py."""
 TRIES = 3
 
 

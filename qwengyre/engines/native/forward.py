@@ -79,6 +79,19 @@ class NativeForward:
         self._pointer = ctypes.pointer(self._model)
 
     def __call__(self, batch: Pass) -> tuple[list[int], list[float]]:
+        num_wanted, logits = len(batch.wanted), self._padded_logits(batch)
+        tokens, logprobs = np.empty(num_wanted, np.int64), np.empty(num_wanted, np.float32)
+        temperatures, draws = np.array(batch.temperatures, np.float32), np.array(batch.draws)
+        arrays = (logits, temperatures, draws, tokens, logprobs)
+        self._sample(self._pointer, ctypes.c_int64(num_wanted), *(_address(array) for array in arrays))
+        return tokens.tolist(), logprobs.tolist()
+
+    def logits(self, batch: Pass) -> torch.Tensor:
+        """(W, V) of the wanted tokens."""
+        return torch.from_numpy(self._padded_logits(batch)[:, : self._weights.spec.vocabulary])
+
+    def _padded_logits(self, batch: Pass) -> np.ndarray:
+        """(W, V), then up to `LANES` columns that mean nothing."""
         num_tokens, num_wanted = len(batch.token_ids), len(batch.wanted)
         self._prepare(num_tokens, batch.table_RB.shape[1])
         logits = np.empty((num_wanted, self._head_width), np.float32)
@@ -90,11 +103,7 @@ class NativeForward:
             ctypes.c_int64(num_wanted),
             *(_address(array) for array in (batch.wanted, self._scratch, logits)),
         )
-        tokens, logprobs = np.empty(num_wanted, np.int64), np.empty(num_wanted, np.float32)
-        temperatures, draws = np.array(batch.temperatures, np.float32), np.array(batch.draws)
-        arrays = (logits, temperatures, draws, tokens, logprobs)
-        self._sample(self._pointer, ctypes.c_int64(num_wanted), *(_address(array) for array in arrays))
-        return tokens.tolist(), logprobs.tolist()
+        return logits
 
     def _prepare(self, num_tokens: int, table_width: int) -> None:
         """Rotations and scratch for this many tokens, and for calls of this many blocks."""

@@ -86,7 +86,7 @@ def plain(model: nn.Module, attempt: int) -> PlainPass:
 
 def _plain(model: nn.Module, attempt: int) -> PlainPass:
     paths, row = tree(_vocabulary(model), attempt)
-    targets, token_row_O = _targets(row)
+    targets, token_row_O = every_token(row)
     ends = {int(rows_T[-1]) for rows_T in row.rows_P}
     coef_O = torch.tensor([1.0 + 0.1 * at if int(token_row) in ends else 0.0 for at, token_row in enumerate(token_row_O)])
     coef_R = torch.zeros(row.num_rows).index_copy_(0, torch.from_numpy(token_row_O), coef_O)
@@ -179,7 +179,7 @@ def tree(vocabulary: int, attempt: int = 0) -> tuple[list[LayoutPath], TreeRow]:
     return paths, build_row(paths)
 
 
-def _targets(row: TreeRow) -> tuple[Targets, np.ndarray]:
+def every_token(row: TreeRow) -> tuple[Targets, np.ndarray]:
     """Every token that has one before it, at temperature 1; and the rows of those tokens (O,)."""
     token_row_O = np.flatnonzero(row.parent_R >= 0)
     token_row_O = token_row_O[np.argsort(row.parent_R[token_row_O], kind="stable")]
