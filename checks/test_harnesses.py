@@ -20,7 +20,7 @@ from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.preflight import check_harness
 from qwengyre.testing.engines import ScriptedEngine, replies
 from qwengyre.testing.sandbox_kit import Kit
-from qwengyre.trajectory.records import BranchCause, CallEvent, CallFinished, CallStarted
+from qwengyre.trajectory.records import BranchCause, CallFinished, CallRecord, CallStarted
 from tests.integration.test_gateway_process import ids, running, serving
 
 INSTALLED = Path(__file__).parents[1] / ".harnesses"
@@ -39,17 +39,17 @@ def interpreter_of(environment: Path) -> str:
     return str((environment / "bin" / "python").resolve().parents[1])
 
 
-async def run(kit: Kit, config: HarnessConfig, script: Sequence[str]) -> tuple[Outcome, list[CallEvent]]:
+async def run(kit: Kit, config: HarnessConfig, script: Sequence[str]) -> tuple[Outcome, list[CallRecord]]:
     """One execution whose model says `script`; how it ended, and what the gateway recorded of it."""
     engine = ScriptedEngine(replies([ids(text) for text in script]), max_context_tokens=MAX_CONTEXT_TOKENS)
     work, failed = kit.folder / "work", kit.folder / "failed"
     async with running(kit.folder) as process, serving(engine, kit.folder) as address:
         opened = await process.owner.open(OpenExecution("e000001-0"))
         await process.serve_by(address, "e000001-0")
-        events: list[CallEvent] = []
+        events: list[CallRecord] = []
 
         async def num_calls() -> int:
-            events.extend((await process.owner.close_execution("e000001-0")).events)
+            events.extend((await process.owner.close_execution("e000001-0")).records)
             return sum(isinstance(event, CallStarted) for event in events)
 
         base_path = opened.path.removesuffix("/v1")

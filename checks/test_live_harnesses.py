@@ -19,11 +19,11 @@ from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
 from qwengyre.gateway.control_api import MoveCalls
 from qwengyre.gateway.gateway import Execution
 from qwengyre.gateway.moves import move
-from qwengyre.gateway.records import Opened
 from qwengyre.gateway.serve import GatewayServer
 from qwengyre.gateway.stats import GatewayStats
 from qwengyre.sandbox.harness import PATIENCE
 from qwengyre.testing.tokenizers import write_byte_tokenizer
+from qwengyre.trajectory.records import Opened
 from qwengyre.trajectory.roles import assign_roles
 from qwengyre.trajectory.tree import TrajectoryTree
 
@@ -91,24 +91,24 @@ class Session:
 def test_harness_finishes_and_notices_nothing(harness, tmp_path):
     session = Session(harness, tmp_path)
     asyncio.run(session.run())
-    rows, stats = session.execution.session.rows, session.stats
+    calls, stats = session.execution.session.calls, session.stats
     assert session.exit_code == 0, session.output()
     assert (session.workspace / "notes.txt").read_bytes() == harness.notes
 
     assert (stats.client_errors, stats.server_errors) == (0, 0)
     assert stats.calls_moved >= 1 and session.second.failures_left == 0
-    assert max(call.ended.held_s for call in rows) >= HOLD_S
+    assert max(call.finished.held_s for call in calls) >= HOLD_S
 
-    tree = TrajectoryTree.build(rows.events())
+    tree = TrajectoryTree(calls)
     tree.validate()
     roles = {call: role.value for call, role in assign_roles(tree.calls).items()}
     said = {}
-    for call in rows:
-        prompt = rows.row(call.asked.call, call.num_prompt - call.asked.first_index).astype(TOKEN).tobytes()
+    for call in calls:
+        prompt = calls.sequence(call.number, call.num_prompt - call.started.first_index).astype(TOKEN).tobytes()
         said[call.id] = session.answers[prompt]
         if not call.is_abandoned:
-            assert rows.answer_ids(call.asked.call) == said[call.id].token_ids
+            assert calls.answer_ids(call.number) == said[call.id].token_ids
     assert roles == {call: answer.role for call, answer in said.items()}
     assert harness.roles <= set(roles.values())
     sampled = sum(span.num_tokens for node in tree.nodes for span in node.spans if span.is_sampled)
-    assert sampled == sum(call.num_sampled for call in rows)
+    assert sampled == sum(call.num_sampled for call in calls)

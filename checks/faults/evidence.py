@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from checks.faults.plan import Noted
 from checks.faults.recording_cell import Began, Made
-from qwengyre.core.arrays import TOKEN
-from qwengyre.gateway.records import Asked, GatewayRecord, Opened, Sampled
 from qwengyre.journal import read
 from qwengyre.runtime.records import ControllerRecord, Decided
 from qwengyre.scheduler.commands import Dispatch
 from qwengyre.telemetry.folder import RunFolder
+from qwengyre.trajectory.attempts import recorded_attempts
+from qwengyre.trajectory.records import GatewayRecord
 from tests.integration.run_kit import executions_done
 
 MadeTokens = dict[tuple[str, int], set[tuple[int, int]]]
@@ -57,27 +56,13 @@ def made_tokens(folder: Path) -> MadeTokens:
 
 def expect_only_made_tokens(folder: RunFolder, made: MadeTokens) -> int:
     """Each recorded token was made for its call, at its index, under its version. Returns how many there are."""
-    sessions: dict[int, Opened] = {}
-    next_index: dict[tuple[int, int], int] = {}
     wrong, count = [], 0
-    for _, record in read(folder.gateway_journal, GatewayRecord):
-        match record:
-            case Opened():
-                sessions[record.session] = record
-            case Asked():
-                next_index[record.session, record.call] = record.first_index
-            case Sampled():
-                call = _call_name(sessions[record.session], record.call)
-                for token in np.frombuffer(record.token_ids, TOKEN).tolist():
-                    index = next_index[record.session, record.call]
-                    next_index[record.session, record.call] += 1
-                    count += 1
-                    if (token, record.version) not in made.get((call, index), ()):
-                        wrong.append((call, index, token, record.version))
+    for attempt in recorded_attempts(record for _, record in read(folder.gateway_journal, GatewayRecord)):
+        for call in attempt:
+            sampled = zip(call.sampled_S.tolist(), call.version_S.tolist(), strict=True)
+            for index, (token, version) in enumerate(sampled, call.started.first_index):
+                count += 1
+                if (token, version) not in made.get((call.id, index), ()):
+                    wrong.append((call.id, index, token, version))
     assert wrong == [], f"{len(wrong)} of {count} recorded tokens were not made so: {wrong[:5]}"
     return count
-
-
-def _call_name(opened: Opened, call: int) -> str:
-    attempt = f"a{opened.attempt}" if opened.attempt else ""
-    return f"{opened.execution}/{attempt}c{call}"

@@ -31,12 +31,12 @@ from qwengyre.gateway.control_api import OpenExecution
 from qwengyre.gateway.dialects import BY_NAME
 from qwengyre.gateway.gateway import Execution, Gateway, open_journal
 from qwengyre.gateway.protocol.dialect import AnswerHead
-from qwengyre.gateway.records import Opened
 from qwengyre.gateway.rendering import Rendering
 from qwengyre.rpc.tether import tethered
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.testing.engines import ScriptedEngine
 from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
+from qwengyre.trajectory.records import Opened
 
 RENDERER = {"name": "qwen3", "thinking_retention": "all"}
 ANSWER_CHARS, RESULT_CHARS = 200, 440
@@ -140,7 +140,7 @@ async def _grow(gateway: Gateway, rendering: Rendering, engine: EchoEngine, num_
         messages.append(msgspec.json.encode({"role": "assistant", "content": turn.text, "tool_calls": [call]}))
         messages.append(msgspec.json.encode({"role": "tool", "tool_call_id": use.id, "content": "r" * RESULT_CHARS}))
     session = execution.session
-    tokens = session.rows.num_distinct()
+    tokens = session.calls.num_distinct()
     figures = {
         "calls": num_calls,
         "tokens": tokens,

@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 
 from qwengyre.bench.output import say
-from qwengyre.core.ids import CallId, ServerId
+from qwengyre.core.ids import ServerId
 from qwengyre.journal import Journal, read
-from qwengyre.trajectory.records import CallEvent, TokensSampled
+from qwengyre.trajectory.records import CallRecord, TokensSampled
 
 RECORD = TokensSampled(
-    CallId("e000012-3/c17"), token_ids=b"\1\0\0\0" * 8, logprobs=b"\0\0\0\xbf" * 8, version=3, server=ServerId("cell-1")
+    session=99, call=17, token_ids=b"\1\0\0\0" * 8, logprobs=b"\0\0\0\xbf" * 8, version=3, server=ServerId("cell-1")
 )
 
 
@@ -36,13 +36,13 @@ def journal(
 
 def append_and_read(path: Path, num_records: int) -> tuple[float, float]:
     """Records per second of appending and of replaying."""
-    with Journal.open(path, CallEvent) as log:
+    with Journal.open(path, CallRecord) as log:
         began = time.perf_counter()
         for _ in range(num_records):
             log.append(RECORD)
         appended_s = time.perf_counter() - began
     began = time.perf_counter()
-    num_read = sum(1 for _ in read(path, CallEvent))
+    num_read = sum(1 for _ in read(path, CallRecord))
     return num_records / appended_s, num_read / (time.perf_counter() - began)
 
 
@@ -58,7 +58,7 @@ class CountingJournal(Journal):
 
 async def group_commit(path: Path, num_waiters: int, num_rounds: int) -> tuple[float, float]:
     """Durable records per second and syncs per second, with `num_waiters` tasks that each append and wait in turn."""
-    log = CountingJournal.open(path, CallEvent, policy="disk")
+    log = CountingJournal.open(path, CallRecord, policy="disk")
 
     async def one() -> None:
         for _ in range(num_rounds):

@@ -17,7 +17,6 @@ import numpy as np
 from qwengyre.core.arrays import LOGPROB, TOKEN, pack
 from qwengyre.core.ids import CallId, ExecutionId, GroupId, ServerId, execution_id
 from qwengyre.core.records import End, MicroStep, Outcome, TrainingExecution, Validity
-from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
 from qwengyre.journal import Journal
 from qwengyre.runtime.records import CallCounts, ControllerRecord, Decided, ExecutionDone, RunOpened
 from qwengyre.scheduler import commands as cmd
@@ -28,7 +27,16 @@ from qwengyre.telemetry.metrics import Metrics
 from qwengyre.telemetry.summary import Summary, write_summary
 from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
 from qwengyre.trajectory.advantages import group_advantages
-from qwengyre.trajectory.records import RoleHints
+from qwengyre.trajectory.records import (
+    BranchCause,
+    CallFinished,
+    CallStarted,
+    Closed,
+    GatewayRecord,
+    Opened,
+    RoleHints,
+    TokensSampled,
+)
 
 HOSTILE: Final = (
     "</pre></details><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x1b[31m\u202egnp.exe"
@@ -204,16 +212,18 @@ class _Conversations:
         at = 100.0 + number
         for call, (base, kept, context, answer, hints, cause) in enumerate(self._calls(name, number)):
             context_T, answer_T = self._encoded(context), self._encoded(answer)
-            yield Asked(
-                number, call, base, kept, pack(context_T, TOKEN), cause, hints, at + call, b"", 0, 0, "chat"
+            yield CallStarted(
+                number, call, base, kept, pack(context_T, TOKEN), BranchCause(cause), hints, at + call, b"", 0, 0, "chat"
             )  # fmt: skip
             draw = np.random.default_rng([run.seed, number, call])
             half = len(answer_T) // 2
             for part_T, by in ((answer_T[:half], version), (answer_T[half:], version + int(number % 13 == 0))):
                 logprobs = -draw.exponential(0.25, len(part_T)).astype(np.float32)
-                yield Sampled(number, call, pack(part_T, TOKEN), pack(logprobs, LOGPROB), by, ServerId(f"cell-{number % 3}"))
+                yield TokensSampled(
+                    number, call, pack(part_T, TOKEN), pack(logprobs, LOGPROB), by, ServerId(f"cell-{number % 3}")
+                )
             is_cut = cause == "root" and _is_retried(number) and call == 0
-            yield Ended(number, call, "stop", len(answer_T), kept, is_cut, at + call + 0.5, 0, 0.0, "", len(answer_T))
+            yield CallFinished(number, call, "stop", len(answer_T), kept, is_cut, at + call + 0.5, 0, 0.0, "", len(answer_T))
         yield Closed(number)
 
     def _encoded(self, text: str) -> np.ndarray:

@@ -40,7 +40,7 @@ def recorded_trees(names: Sequence[str], captures: Path = CAPTURES) -> dict[str,
             workspace = Path(folder) / name
             workspace.mkdir()
             execution = asyncio.run(Replay(file, rendering, workspace).run())
-            tree = TrajectoryTree.build(execution.session.rows.events())
+            tree = TrajectoryTree(execution.session.calls)
             found[name] = (tree, assign_roles(tree.calls))
     return found
 

@@ -14,19 +14,21 @@ from qwengyre.cli.chat_rows import Chatml, chat_row
 from qwengyre.cli.options import named_as
 from qwengyre.cli.output import replaced, say
 from qwengyre.cli.run_context import RunSettings, find_tokenizer, load_harness_rules, run_settings
-from qwengyre.cli.run_records import RecordedExecution, RunSources, Scores, last_attempts, open_run, read_scores
+from qwengyre.cli.run_records import RunSources, Scores, last_attempts, open_run, read_scores
 from qwengyre.core.arrays import FLAG, LOGPROB, TOKEN, VERSION, unpack
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.ids import ExecutionId, GroupId
 from qwengyre.core.records import Trajectory
 from qwengyre.runtime.records import ExecutionDone
 from qwengyre.trajectory.advantages import group_advantages
+from qwengyre.trajectory.calls import CallLog
 from qwengyre.trajectory.config import TrajectoryConfig
 from qwengyre.trajectory.harness_rules import HarnessRules
 from qwengyre.trajectory.match import Turn
 from qwengyre.trajectory.process import execution_rng
 from qwengyre.trajectory.roles import assign_roles
 from qwengyre.trajectory.sampling import sample_trajectories
+from qwengyre.trajectory.tree import TrajectoryTree
 
 ROWS_PER_WRITE = 64
 
@@ -113,10 +115,10 @@ def _rows(
     most = (settings.trajectory.j_max if j_max is None else j_max) or None
     advantages = group_advantages_of(scores, settings.trajectory)
     for recorded in last_attempts(sources, scores):
-        if not (recorded.opened.trainable and recorded.opened.temperature > 0):
+        if not recorded.is_trainable:
             continue
         done = scores.done.get(recorded.opened.execution)
-        tree = recorded.tree()
+        tree = TrajectoryTree(recorded)
         rng = execution_rng(settings.seed, recorded.opened.execution)
         chosen = sample_trajectories(tree, assign_roles(tree.calls, rules), j_max=most, rng=rng)
         for index, trajectory in enumerate(chosen):
@@ -124,7 +126,7 @@ def _rows(
 
 
 def _row(
-    recorded: RecordedExecution,
+    recorded: CallLog,
     done: ExecutionDone | None,
     advantages: dict[ExecutionId, float | None],
     index: int,

@@ -24,8 +24,8 @@ from qwengyre.engines.api import Serving
 from qwengyre.engines.completions import CompletionsEngine, ServedModel, choose_served, open_http
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
-from qwengyre.gateway.records import Opened
 from qwengyre.gateway.serve import GatewayServer
+from qwengyre.trajectory.records import Opened
 
 SERVER = ServerId("engine")
 

@@ -17,7 +17,7 @@ from rich.tree import Tree
 
 from qwengyre.cli.output import say_data, write_text
 from qwengyre.cli.run_context import find_tokenizer, load_harness_rules, run_settings, text_decoder
-from qwengyre.cli.run_records import RecordedExecution, Scores, find_execution, last_attempts, open_run, read_scores
+from qwengyre.cli.run_records import Scores, find_execution, last_attempts, open_run, read_scores
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.records import Role
 from qwengyre.core.text import one_line
@@ -25,8 +25,10 @@ from qwengyre.dashboard.terminal import SafeConsole
 from qwengyre.dashboard.tree_page import tree_page
 from qwengyre.dashboard.tree_rows import NodeRow, numbers, short, tree_rows
 from qwengyre.runtime.records import ExecutionDone
+from qwengyre.trajectory.calls import CallLog
 from qwengyre.trajectory.harness_rules import HarnessRules
 from qwengyre.trajectory.roles import assign_roles, detect_harness
+from qwengyre.trajectory.tree import TrajectoryTree
 
 PIPE_WIDTH: Final = 240
 _ORIGIN_STYLE = {"context": "bright_black", "trained": "green", "masked": "dark_orange"}
@@ -88,7 +90,7 @@ def inspect(
             _print(lambda console: _listing(lines, console))
         return
     recorded = find_execution(sources, scores, execution, attempt)
-    tree = recorded.tree()
+    tree = TrajectoryTree(recorded)
     rows = tree_rows(tree, assign_roles(tree.calls, rules), text_decoder(find_tokenizer(sources, settings, tokenizer)))
     line = _line(recorded, scores, rules)
     if html is not None:
@@ -113,8 +115,8 @@ def _print(draw: Callable[[Console], RenderableType]) -> None:
     console.print(draw(console))
 
 
-def _line(recorded: RecordedExecution, scores: Scores, rules: tuple[HarnessRules, ...]) -> ExecutionLine:
-    opened, tree = recorded.opened, recorded.tree()
+def _line(recorded: CallLog, scores: Scores, rules: tuple[HarnessRules, ...]) -> ExecutionLine:
+    opened, tree = recorded.opened, TrajectoryTree(recorded)
     done = scores.done.get(opened.execution)
     if done is not None and done.attempt != opened.attempt:
         done = None

@@ -16,13 +16,13 @@ import msgspec
 from qwengyre.cli.output import say
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.ids import ExecutionId, GroupId, group_of
-from qwengyre.gateway.call_tokens import CallRows
-from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
 from qwengyre.journal import read
 from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone
 from qwengyre.scheduler.commands import Dispatch
 from qwengyre.telemetry.folder import RunFolder
-from qwengyre.trajectory.tree import TrajectoryTree
+from qwengyre.trajectory.attempts import recorded_attempts
+from qwengyre.trajectory.calls import CallLog
+from qwengyre.trajectory.records import GatewayRecord, Opened
 
 
 class RunSources(msgspec.Struct, frozen=True):
@@ -36,17 +36,6 @@ class RunSources(msgspec.Struct, frozen=True):
     def is_before_first_call(self, scores: Scores) -> bool:
         """Whether the run is still being started, or makes its policy first: nothing is lost then, there is nothing yet."""
         return self.controller_journal is not None and scores.is_empty and not self.gateway_journal.is_file()
-
-
-class RecordedExecution(msgspec.Struct):
-    """The calls of one attempt of one execution."""
-
-    opened: Opened
-    rows: CallRows
-    is_closed: bool = False
-
-    def tree(self) -> TrajectoryTree:
-        return TrajectoryTree.build(self.rows.events())
 
 
 class Scores(msgspec.Struct, frozen=True):
@@ -81,37 +70,16 @@ def open_run(path: Path) -> RunSources:
     return RunSources(folder.gateway_journal, folder.controller_journal, folder.config)
 
 
-def recorded_executions(
-    journal: Path, only: ExecutionId | None = None, *, until: int | None = None
-) -> Iterator[RecordedExecution]:
+def recorded_executions(journal: Path, only: ExecutionId | None = None, *, until: int | None = None) -> Iterator[CallLog]:
     """Every attempt, as soon as it is closed; those still open last. Nothing written after the position `until` is seen.
 
-    Raises JournalError.
+    Raises JournalError, and RecordError for records that contradict themselves.
     """
-    open_sessions: dict[int, RecordedExecution] = {}
-    for _, record in read(journal, GatewayRecord, until=until):
-        if isinstance(record, Opened):
-            if only is None or record.execution == only:
-                rows = CallRows(record.execution, record.attempt, temperature=record.temperature, trainable=record.trainable)
-                open_sessions[record.session] = RecordedExecution(record, rows)
-            continue
-        session = open_sessions.get(record.session)
-        if session is None:
-            continue
-        match record:
-            case Asked():
-                session.rows.add(record)
-            case Sampled():
-                session.rows[record.call].add(record)
-            case Ended():
-                session.rows[record.call].ended = record
-            case Closed():
-                session.is_closed = True
-                yield open_sessions.pop(record.session)
-    yield from open_sessions.values()
+    records = (record for _, record in read(journal, GatewayRecord, until=until))
+    return recorded_attempts(records, lambda opened: only is None or opened.execution == only)
 
 
-def last_attempts(sources: RunSources, scores: Scores) -> Iterator[RecordedExecution]:
+def last_attempts(sources: RunSources, scores: Scores) -> Iterator[CallLog]:
     """The attempt of each execution that counts: the one that was scored, else the latest. Raises JournalError.
 
     Executions that were dispatched after `scores` were read are left out: a run that goes on is shown as it was at one moment.
@@ -149,7 +117,7 @@ def read_scores(sources: RunSources) -> Scores:
     return Scores(done, dispatches)
 
 
-def find_execution(sources: RunSources, scores: Scores, execution: str, attempt: int | None) -> RecordedExecution:
+def find_execution(sources: RunSources, scores: Scores, execution: str, attempt: int | None) -> CallLog:
     """One attempt of one execution, the latest unless `attempt` is given. Raises ConfigError, naming what there is."""
     journal = sources.gateway_journal
     is_early = sources.is_before_first_call(scores)

@@ -22,13 +22,13 @@ from qwengyre.engines.api import Serving
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
 from qwengyre.gateway.gateway import Execution
-from qwengyre.gateway.records import Opened
 from qwengyre.gateway.serve import GatewayServer
 from qwengyre.runtime.run_config import load_run
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.task import Task, load_task
+from qwengyre.trajectory.records import Opened
 
 SERVER = ServerId("engine")
 NAME = ExecutionId("execution")
@@ -136,10 +136,10 @@ async def _execute(trial: Trial, launcher: Launcher, server: GatewayServer, fold
     """Run the harness, its output shown as it comes; the workspace is copied as the harness left it, before it is scored."""
 
     async def close() -> int:
-        session = await server.gateway.close(NAME)
+        calls = await server.gateway.close(NAME)
         await asyncio.to_thread(shutil.copytree, folder / "workspace", trial.keep / "workspace", symlinks=True)
         output.look(is_over=True)
-        return len(session.rows)
+        return len(calls)
 
     keys = execution.keys
     spec = ExecutionSpec(NAME, trial.task, keys.key, keys.path.removesuffix("/v1"))

@@ -7,7 +7,6 @@
     ├── RecordError            token records that disagree with themselves
     │   ├── TokenCountMismatch
     │   ├── CallOutOfOrder     events of one call that contradict each other, or a base that does not exist
-    │   └── MixedTemperatures
     ├── JournalError           a journal that cannot be read or written
     │   ├── JournalCorrupt
     │   ├── JournalFull
@@ -105,15 +104,6 @@ class CallOutOfOrder(RecordError):
     def __init__(self, call_id: str, reason: str):
         self.call_id, self.reason = call_id, reason
         super().__init__(f"call {call_id}: {reason}")
-
-
-class MixedTemperatures(RecordError):
-    def __init__(self, execution: str, temperatures: tuple[float, ...]):
-        self.execution, self.temperatures = execution, temperatures
-        super().__init__(
-            f"{execution}: trainable calls were sampled at temperatures {', '.join(map(str, temperatures))}; "
-            "one execution is trained at one temperature: fix it in the run, not per call"
-        )
 
 
 class JournalError(QwenGyreError):

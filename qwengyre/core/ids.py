@@ -9,7 +9,7 @@ GroupId = NewType("GroupId", int)
 ExecutionId = NewType("ExecutionId", str)
 """One execution: `e000012-3` is execution 3 of group 12. An execution dispatched again keeps its id with a new attempt."""
 CallId = NewType("CallId", str)
-"""One model call, unique in the run: `<execution>/c17`."""
+"""One model call, unique in the run: `<execution>/c17`, or `<execution>/a1c17` in a later attempt."""
 CellId = NewType("CellId", int)
 """A cell, numbered by its place in the fixed order of leaving: 0 is the core."""
 ServerId = NewType("ServerId", str)
@@ -50,6 +50,23 @@ def index_of(execution: ExecutionId) -> int:
     3
     """
     return _parts(execution)[1]
+
+
+def call_id(execution: ExecutionId, attempt: int, number: int) -> CallId:
+    """The `number`-th call of an attempt.
+
+    >>> call_id(execution_id(12, 3), 0, 17), call_id(execution_id(12, 3), 1, 17)
+    ('e000012-3/c17', 'e000012-3/a1c17')
+    """
+    return CallId(f"{execution}/c{number}" if attempt == 0 else f"{execution}/a{attempt}c{number}")
+
+
+def call_number(call: CallId) -> int:
+    """
+    >>> call_number(call_id(execution_id(12, 3), 1, 17))
+    17
+    """
+    return int(call.rpartition("c")[2])
 
 
 def _parts(execution: ExecutionId) -> tuple[int, int]:

@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 
 from qwengyre.core.ids import ExecutionId
-from qwengyre.gateway.call_tokens import CallRows
-from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
 from qwengyre.journal import read
 from qwengyre.journal.frames import HEADER
+from qwengyre.trajectory.attempts import recorded_attempts
+from qwengyre.trajectory.records import Closed, GatewayRecord, Opened
 from qwengyre.trajectory.tree import TrajectoryTree
 
 BLOCK_BYTES: Final = 1 << 18
@@ -81,22 +81,8 @@ class CallIndex:
         session = max(sessions, default=None)
         if session is None:
             return None
-        opened: Opened | None = None
-        rows: CallRows | None = None
-        for record in self._records_of(session):
-            match record:
-                case Opened():
-                    opened = record
-                    rows = CallRows(execution, attempt, temperature=record.temperature, trainable=record.trainable)
-                case Asked() if rows is not None:
-                    rows.add(record)
-                case Sampled() if rows is not None:
-                    rows[record.call].add(record)
-                case Ended() if rows is not None:
-                    rows[record.call].ended = record
-        if opened is None or rows is None:
-            return None
-        return RecordedAttempt(opened, TrajectoryTree.build(rows.events()), self._attempts[session].is_closed)
+        log = next(recorded_attempts(self._records_of(session)), None)
+        return RecordedAttempt(log.opened, TrajectoryTree(log), log.is_closed) if log is not None else None
 
     def _records_of(self, session: int) -> Iterator[GatewayRecord]:
         for block in self._attempts[session].blocks:

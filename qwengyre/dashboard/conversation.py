@@ -98,22 +98,22 @@ class Threads:
                 line = len(self.lines)
                 self.lines.append([])
             self.lines[line].append(call)
-            self._line_of[call.call] = line
+            self._line_of[call.id] = line
 
     def is_first(self, call: RecordedCall) -> bool:
         """Whether a thread begins with this call."""
-        return self.lines[self._line_of[call.call]][0] is call
+        return self.lines[self._line_of[call.id]][0] is call
 
     def _line_to_join(self, call: RecordedCall) -> int | None:
         """The line whose last call this one goes on from."""
         base = self._base(call)
         if base is None or call.started.cause not in (BranchCause.EXTENDS, BranchCause.RERENDERED):
             return None
-        line = self._line_of[base.call]
-        return line if self.lines[line][-1] is base and self.roles[base.call] is self.roles[call.call] else None
+        line = self._line_of[base.id]
+        return line if self.lines[line][-1] is base and self.roles[base.id] is self.roles[call.id] else None
 
     def _base(self, call: RecordedCall) -> RecordedCall | None:
-        base = call.started.base
+        base = call.base
         return self.tree.calls.get(base) if base is not None else None
 
     def shown(self) -> list[ShownThread]:
@@ -127,11 +127,11 @@ class Threads:
             shown.append(
                 ShownThread(
                     number=number,
-                    title=ROLE_NAMES[self.roles[first.call]],
+                    title=ROLE_NAMES[self.roles[first.id]],
                     why=why,
                     parent=short(parent) if parent is not None else "",
                     level=levels[number],
-                    calls=tuple(short(call.call) for call in line),
+                    calls=tuple(short(call.id) for call in line),
                     num_sampled=sum(call.num_sampled for call in line),
                 )
             )
@@ -142,29 +142,29 @@ class Threads:
         if started.hints.quotes in self.tree.calls:
             return "goes on from the summary", started.hints.quotes
         if base is not None and started.cause is BranchCause.RETRY:
-            return "asks again", base.call
+            return "asks again", base.id
         if base is not None and started.cause in (BranchCause.EXTENDS, BranchCause.RERENDERED):
-            is_other = self.roles[base.call] is not self.roles[first.call]
-            return ("goes on for another purpose from" if is_other else "another answer after"), base.call
-        if self.roles[first.call] in (Role.SUB_AGENT, Role.SUB_AGENT_SUMMARY) and (parent := self._caller(first)) is not None:
+            is_other = self.roles[base.id] is not self.roles[first.id]
+            return ("goes on for another purpose from" if is_other else "another answer after"), base.id
+        if self.roles[first.id] in (Role.SUB_AGENT, Role.SUB_AGENT_SUMMARY) and (parent := self._caller(first)) is not None:
             return "started by", parent
         if base is not None:
-            return "history changed after", base.call
-        return ("beside", self._before(first)) if self._line_of[first.call] else ("", None)
+            return "history changed after", base.id
+        return ("beside", self._before(first)) if self._line_of[first.id] else ("", None)
 
     def _caller(self, first: RecordedCall) -> CallId | None:
         """The last call of another agent before a sub-agent's first one."""
         return next(
             (
-                call.call
+                call.id
                 for call in reversed(list(self.tree.calls.values()))
-                if call.order < first.order and self.roles[call.call] in (Role.MAIN, Role.MAIN_SUMMARY)
+                if call.number < first.number and self.roles[call.id] in (Role.MAIN, Role.MAIN_SUMMARY)
             ),
             None,
         )
 
     def _before(self, first: RecordedCall) -> CallId | None:
-        return next((call.call for call in reversed(list(self.tree.calls.values())) if call.order < first.order), None)
+        return next((call.id for call in reversed(list(self.tree.calls.values())) if call.number < first.number), None)
 
 
 class TokenReader(msgspec.Struct, frozen=True):
@@ -184,15 +184,15 @@ def shown_call(
     started, finished = call.started, call.finished
     sampled = call.sampled_S
     return ShownCall(
-        call=short(call.call),
-        role=threads.roles[call.call],
+        call=short(call.id),
+        role=threads.roles[call.id],
         messages=tuple(messages_of(reader.decode(prompt_T[len(prompt_T) - num_new :].tolist()))),
         answer=reader.read_answer(sampled.tolist(), prompt_T[-PROMPT_TAIL:].tolist()) if len(sampled) else ShownAnswer(""),
         num_shared=call.base_tokens,
         num_context=call.num_context,
         num_sampled=call.num_sampled,
-        num_trainable=threads.num_trainable[call.call],
-        num_trained=None if trained is None else int(trained[call.call].sum()) if call.call in trained else 0,
+        num_trainable=threads.num_trainable[call.id],
+        num_trained=None if trained is None else int(trained[call.id].sum()) if call.id in trained else 0,
         mean_logprob=float(call.logprob_S.mean()) if call.num_sampled else None,
         versions=call.versions,
         servers=tuple(call.servers),
@@ -207,9 +207,9 @@ def shown_call(
 
 def _prompt(threads: Threads, call: RecordedCall, reader: TokenReader) -> tuple[np.ndarray, int]:
     """The last tokens of a call's prompt, and how many of them are shown: its own, from the beginning of a message on."""
-    segments = threads.tree.row(call.call)
-    row_T = threads.tree.token_ids_T(segments) if segments else np.empty(0, TOKEN)
-    prompt_T = row_T[: len(row_T) - call.num_sampled]
+    segments = threads.tree.path_of(call.id)
+    sequence_T = threads.tree.token_ids_T(segments) if segments else np.empty(0, TOKEN)
+    prompt_T = sequence_T[: len(sequence_T) - call.num_sampled]
     num_new = call.num_context
     is_first = threads.is_first(call)
     if is_first and reader.start_token is not None and num_new < len(prompt_T):
@@ -249,7 +249,7 @@ def _mark(trained: dict[CallId, np.ndarray], tree: TrajectoryTree, node: int, fl
 
 def find_call(tree: TrajectoryTree, name: str) -> RecordedCall | None:
     """By its name without the execution."""
-    return next((call for call in tree.calls.values() if short(call.call) == name), None)
+    return next((call for call in tree.calls.values() if short(call.id) == name), None)
 
 
 def calls_in_order(threads: Threads) -> Sequence[RecordedCall]:

@@ -110,7 +110,7 @@ def tokens_page(run: OpenRun, name: str, call_name: str, given: Mapping[str, str
     call = find_call(recorded.tree, call_name) if recorded is not None else None
     if recorded is None or call is None:
         raise ConfigError(problem or f"{name} has no call {call_name}", file=run.name)
-    trained = (_training(run, entry, recorded).trained or {}).get(call.call, np.zeros(call.num_sampled, bool))
+    trained = (_training(run, entry, recorded).trained or {}).get(call.id, np.zeros(call.num_sampled, bool))
     reader = _reader(run)
     ids, versions = call.sampled_S.tolist(), call.version_S.tolist()
     numbers = zip(ids, token_texts(ids, reader.decode), call.logprob_S.tolist(), versions, trained.tolist(), strict=True)

@@ -236,7 +236,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def _head(call: LiveCall) -> AnswerHead:
-    return AnswerHead(id=answer_id(call.tokens.id), created=int(call.tokens.asked.at), prompt_tokens=call.num_prompt)
+    return AnswerHead(id=answer_id(call.tokens.id), created=int(call.tokens.started.at), prompt_tokens=call.num_prompt)
 
 
 def _models(model: str, asked: str) -> bytes:

@@ -18,15 +18,15 @@ from qwengyre.core.ids import ServerId
 from qwengyre.core.state_machine import advance
 from qwengyre.engines.api import GenerateRequest, Sampling, Serving, TokenChunk
 from qwengyre.gateway.answer_log import AnswerLog, Reader
-from qwengyre.gateway.call_tokens import CallTokens
 from qwengyre.gateway.protocol.deltas import Ending, EndReason, Usage
 from qwengyre.gateway.protocol.request import ModelRequest
-from qwengyre.gateway.records import Ended, Sampled
 from qwengyre.gateway.rendering import Rendering
 from qwengyre.gateway.route import ExecutionRoute
 from qwengyre.gateway.seen import MakeParser, Seen, num_tokens_of, seen_at
 from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import GatewayStats
+from qwengyre.trajectory.calls import RecordedCall
+from qwengyre.trajectory.records import CallFinished, CallRecord, TokensSampled
 
 log = logging.getLogger(__name__)
 RETRY_SAME_SERVER_S = 1.0
@@ -86,7 +86,7 @@ class Wiring(Protocol):
     stop_token_ids: tuple[int, ...]
     max_hold_s: float
 
-    def journal(self, record: Sampled | Ended) -> None: ...
+    def record(self, session: Session, record: CallRecord) -> RecordedCall: ...
     async def wait_durable(self) -> None: ...
     def engine(self, server: ServerId) -> Serving | None: ...
     def abort_soon(self, server: ServerId, request_id: str) -> None: ...
@@ -94,7 +94,7 @@ class Wiring(Protocol):
 
 
 class LiveCall:
-    def __init__(self, session: Session, request: ModelRequest, tokens: CallTokens, make_parser: MakeParser, wiring: Wiring):
+    def __init__(self, session: Session, request: ModelRequest, tokens: RecordedCall, make_parser: MakeParser, wiring: Wiring):
         self.tokens, self.answer = tokens, AnswerLog(request.stops, request.calls)
         self.state = CallState.HELD
         self.failure: QwenGyreError | None = None
@@ -132,11 +132,11 @@ class LiveCall:
     @property
     def num_answer(self) -> int:
         """Tokens of the answer, those of the abandoned calls that it goes on with included."""
-        return self.tokens.asked.first_index + self.tokens.num_sampled
+        return self.tokens.num_answer
 
     @property
     def num_prompt(self) -> int:
-        return self.tokens.num_prompt - self.tokens.asked.first_index
+        return self.tokens.num_prompt - self.tokens.started.first_index
 
     def detach(self, reader: Reader) -> None:
         """A client left. Without any other and before the terminal event, the call is abandoned."""
@@ -204,7 +204,7 @@ class LiveCall:
 
     def _recall(self) -> None:
         """Show what the calls before this one sampled of this answer; it may be whole already."""
-        known = self._session.rows.answer_ids(self.tokens.asked.call)
+        known = self._session.calls.answer_ids(self.tokens.number)
         if known:
             self._show(known)
             if known[-1] in self._wiring.stop_token_ids or self.answer.wanted.is_over:
@@ -230,7 +230,7 @@ class LiveCall:
 
     async def _generate(self, server: ServerId, route: ExecutionRoute) -> None:
         """One stay at one server: until the answer is whole, or the call is held again."""
-        room = self._session.sampling_room(self.tokens.asked, self._request.max_tokens)
+        room = self._session.sampling_room(self.tokens.started, self._request.max_tokens)
         if room <= 0:
             self._finish("length")
             return
@@ -247,16 +247,16 @@ class LiveCall:
             self._lost(str(error))
 
     def _generate_request(self, room: int) -> GenerateRequest:
-        asked, opened = self.tokens.asked, self._session.opened
+        started, opened = self.tokens.started, self._session.opened
         sampling = Sampling(
             temperature=opened.temperature,
             max_tokens=room,
             stop_token_ids=self._wiring.stop_token_ids,
-            seed=self._session.seed(asked),
+            seed=self._session.seed(started),
             first_index=self.num_answer,
         )
-        row_T = self._session.rows.row(asked.call)
-        return GenerateRequest(request_id=self._request_id, token_ids=row_T.tobytes(), sampling=sampling)
+        prompt_T = self._session.calls.sequence(started.call)
+        return GenerateRequest(request_id=self._request_id, token_ids=prompt_T.tobytes(), sampling=sampling)
 
     def _start(self, server: ServerId) -> None:
         self._advance(Serve())
@@ -267,7 +267,7 @@ class LiveCall:
         self._server, self._why = server, None
         self._starts += 1
         self._request_id = f"{self.tokens.id}#{self._starts}"
-        self._prompt_at_start, self._is_first_chunk = self.tokens.num_row, True
+        self._prompt_at_start, self._is_first_chunk = self.tokens.num_tokens, True
         self._parked.clear()
 
     async def _take(self, chunk: TokenChunk) -> None:
@@ -278,17 +278,15 @@ class LiveCall:
         if len(chunk.token_ids) != len(chunk.logprobs):
             raise TokenCountMismatch(self.tokens.id, num_tokens=len(chunk.token_ids), num_logprobs=len(chunk.logprobs))
         self._held_since = None
-        asked = self.tokens.asked
-        sampled = Sampled(
-            session=asked.session,
-            call=asked.call,
+        sampled = TokensSampled(
+            session=self.tokens.started.session,
+            call=self.tokens.number,
             token_ids=pack(chunk.token_ids, TOKEN),
             logprobs=pack(chunk.logprobs, LOGPROB),
             version=chunk.version,
             server=self._server,
         )
-        self._wiring.journal(sampled)
-        self.tokens.add(sampled)
+        self._wiring.record(self._session, sampled)
         self._wiring.stats.tokens_sampled += len(chunk.token_ids)
         await self._wiring.wait_durable()
         self._show(chunk.token_ids)
@@ -327,7 +325,7 @@ class LiveCall:
         else:
             if self._why is None:
                 log.info("call_lost_its_server", extra={"call": self.tokens.id, "server": self._server, "reason": detail})
-            self._known_at_source = 0 if self._is_first_chunk else self.tokens.num_row - 1
+            self._known_at_source = 0 if self._is_first_chunk else self.tokens.num_tokens - 1
             self._advance(Park())
             self._parked.set()
 
@@ -370,7 +368,7 @@ class LiveCall:
 
         But for the last token there is: it is computed in any case, to say what comes next.
         """
-        self._known_at_source = min(num_tokens, self.tokens.num_row - 1)
+        self._known_at_source = min(num_tokens, self.tokens.num_tokens - 1)
 
     @property
     def request_id(self) -> str:
@@ -403,12 +401,12 @@ class LiveCall:
             self.task.cancel()
 
     def _close(self, reason: str, *, abandoned: bool, position: int, detail: str = "") -> None:
-        asked, is_stopped = self.tokens.asked, self.answer.wanted.is_over
+        is_stopped = self.answer.wanted.is_over
         seen = self._seen(position)
         before_stop = self._seen(len(self.answer.deltas)).num_tokens if is_stopped else self.num_answer
-        ended = Ended(
-            session=asked.session,
-            call=asked.call,
+        finished = CallFinished(
+            session=self.tokens.started.session,
+            call=self.tokens.number,
             reason=reason,
             num_sampled=self.tokens.num_sampled,
             cached_tokens=self._cached,
@@ -421,10 +419,9 @@ class LiveCall:
             rest=seen.rest,
             num_masked=self.num_answer - before_stop,
         )
-        self._wiring.journal(ended)
-        self.tokens.ended = ended
+        self._wiring.record(self._session, finished)
         self._learn(position, also_before=abandoned)
-        self._wiring.stats.count_end(ended)
+        self._wiring.stats.count_finished(finished)
         self.concluded.set()
 
     def issue_tools(self) -> None:
@@ -449,10 +446,10 @@ class LiveCall:
         reasoning = self.answer.said(len(self.answer.deltas)).turn().reasoning
         if not reasoning:
             return 0
-        ids = self._session.rows.answer_ids(self.tokens.asked.call)
+        ids = self._session.calls.answer_ids(self.tokens.number)
         return num_tokens_of(reasoning, ids, self._wiring.rendering.tokenizer.decode)
 
     def _seen(self, position: int) -> Seen:
         """What a client at `position` of the answer saw."""
-        ids = self._session.rows.answer_ids(self.tokens.asked.call)
+        ids = self._session.calls.answer_ids(self.tokens.number)
         return seen_at(self.answer, position, ids, self._make_parser, self._wiring.rendering.tokenizer.decode)

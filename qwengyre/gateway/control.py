@@ -21,10 +21,10 @@ from qwengyre.gateway.control_api import (
 )
 from qwengyre.gateway.gateway import Gateway
 from qwengyre.gateway.moves import move
-from qwengyre.gateway.records import Opened
-from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import SessionCounts
 from qwengyre.rpc.server import Done, Handlers
+from qwengyre.trajectory.calls import CallLog
+from qwengyre.trajectory.records import Opened
 
 Connect = Callable[[AddServer], Serving]
 
@@ -66,14 +66,9 @@ class Control:
         return OpenedExecution(key=execution.keys.key, path=execution.keys.path)
 
     async def _close(self, asked: CloseExecution) -> ClosedExecution:
-        session = await self._gateway.close(asked.execution)
+        calls = await self._gateway.close(asked.execution)
         await self._gateway.wait_durable()
-        return ClosedExecution(
-            execution=session.opened.execution,
-            attempt=session.opened.attempt,
-            events=session.rows.events(),
-            counts=_counts(session),
-        )
+        return ClosedExecution(opened=calls.opened, records=calls.records(), counts=_counts(calls))
 
     async def _add_server(self, asked: AddServer) -> Done:
         await self._gateway.set_server(asked.server, self._connect(asked))
@@ -99,12 +94,12 @@ class Control:
         return Done()
 
 
-def _counts(session: Session) -> SessionCounts:
-    ended = [call.ended for call in session.rows if call.ended is not None]
+def _counts(calls: CallLog) -> SessionCounts:
+    ends = [call.finished for call in calls if call.finished is not None]
     return SessionCounts(
-        calls=len(session.rows),
-        tokens=session.rows.num_distinct(),
-        tokens_sampled=sum(call.num_sampled for call in session.rows),
-        num_moves=sum(end.num_moves for end in ended),
-        held_s=sum(end.held_s for end in ended),
+        calls=len(calls),
+        tokens=calls.num_distinct(),
+        tokens_sampled=sum(call.num_sampled for call in calls),
+        num_moves=sum(end.num_moves for end in ends),
+        held_s=sum(end.held_s for end in ends),
     )

@@ -19,7 +19,7 @@ import msgspec
 
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.gateway.stats import GatewayStats, SessionCounts
-from qwengyre.trajectory.records import CallEvent
+from qwengyre.trajectory.records import CallRecord, Opened
 
 
 class OpenExecution(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -88,10 +88,9 @@ class Moved(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClosedExecution(msgspec.Struct, frozen=True, tag=True):
-    execution: ExecutionId
-    attempt: int
-    events: list[CallEvent]
-    """What `trajectory` builds the tree from."""
+    opened: Opened
+    records: list[CallRecord]
+    """What `trajectory` builds the tree from, the last attempt's."""
     counts: SessionCounts
 
 

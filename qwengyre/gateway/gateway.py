@@ -15,7 +15,6 @@ from qwengyre.engines.api import Serving
 from qwengyre.gateway.answer_log import AnswerLog, Reader
 from qwengyre.gateway.budget import Budget
 from qwengyre.gateway.call import LiveCall
-from qwengyre.gateway.call_tokens import CallTokens
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.hints import HintReader
 from qwengyre.gateway.keys import Keys, derive, fingerprint
@@ -24,15 +23,17 @@ from qwengyre.gateway.protocol.deltas import TextDelta
 from qwengyre.gateway.protocol.fields import InvalidRequest
 from qwengyre.gateway.protocol.request import CallLimit, ModelRequest
 from qwengyre.gateway.protocol.wanted import CallsAsText
-from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
 from qwengyre.gateway.rendering import TAIL_TOKENS, Rendering
 from qwengyre.gateway.route import ExecutionRoute
 from qwengyre.gateway.seen import MakeParser, Seen, seen_at
 from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import GatewayStats
 from qwengyre.journal import Journal, read
+from qwengyre.trajectory.attempts import Attempts, recorded_attempts
+from qwengyre.trajectory.calls import CallLog, RecordedCall
 from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules
 from qwengyre.trajectory.match import Match
+from qwengyre.trajectory.records import CallFinished, CallRecord, CallStarted, Closed, GatewayRecord, Opened
 
 log = logging.getLogger(__name__)
 CUT_DEADLINE_S = 10.0
@@ -62,11 +63,11 @@ class Execution:
             call.issue_tools()
 
     def contexts(self, first: Set[int]) -> list[int]:
-        """Calls whose rows end a path, `first` before all others, then the latest first."""
-        rows = self.session.rows
-        bases = ((rows[call.asked.base], call.asked.base_tokens) for call in rows if call.asked.base >= 0)
-        inner = {base.asked.call for base, base_tokens in bases if base_tokens > base.num_prompt}
-        ends = {call.asked.call for call in rows} - inner - set(first)
+        """Calls whose sequences end a path, `first` before all others, then the latest first."""
+        calls = self.session.calls
+        bases = ((calls[call.started.base], call.base_tokens) for call in calls if call.base is not None)
+        inner = {base.number for base, base_tokens in bases if base_tokens > base.num_prompt}
+        ends = {call.number for call in calls} - inner - set(first)
         return sorted(first, reverse=True) + sorted(ends, reverse=True)
 
 
@@ -90,7 +91,7 @@ class Gateway:
         self._journal, self._secret, self._hints = journal, secret, HintReader(rules)
         self._keys: dict[bytes, Execution] = {}
         self._engines: dict[ServerId, Serving] = {}
-        self._closed: dict[ExecutionId, Session] = {}
+        self._closed: dict[ExecutionId, CallLog] = {}
         self._num_sessions = 0
         self._encoding = asyncio.Semaphore(CONCURRENT_ENCODINGS)
         self._tasks: asyncio.TaskGroup | None = None
@@ -118,13 +119,13 @@ class Gateway:
         """
         ended, num_records = self._ended_sessions()
         sessions: dict[int, Session] = {}
+        attempts = Attempts(wanted=lambda opened: opened.session not in ended)
         for _, record in read(self._journal.path, GatewayRecord):
-            if record.session in ended:
-                continue
-            if isinstance(record, Opened):
-                sessions[record.session] = self._begin(record)
-            else:
-                self._replay(sessions[record.session], record)
+            calls = attempts.apply(record)
+            if calls is not None and isinstance(record, Opened):
+                sessions[record.session] = self._begin(calls)
+            elif calls is not None and isinstance(record, CallStarted | CallFinished):
+                self._remember(sessions[record.session], record)
         for session in sessions.values():
             self._abandon_unfinished(session)
         return num_records
@@ -146,16 +147,16 @@ class Gateway:
                 latest[record.execution] = record.session
         return ended, num_records
 
-    def _replay(self, session: Session, record: Asked | Sampled | Ended) -> None:
-        match record:
-            case Asked():
-                tokens = session.rows.add(record)
-                session.index.remember_asked(tokens.id, record.key)
-            case Sampled():
-                session.rows[record.call].add(record)
-            case Ended():
-                session.rows[record.call].ended = record
-                self._relearn(session, record)
+    def _remember(self, session: Session, record: CallStarted | CallFinished) -> None:
+        if isinstance(record, CallStarted):
+            session.index.remember_asked(session.calls.id_of(record.call), record.key)
+        else:
+            self._relearn(session, record)
+
+    def record(self, session: Session, record: CallRecord) -> RecordedCall:
+        """Journal what happened to a call, then hold it in memory. Raises the JournalError family."""
+        self.journal(record)
+        return session.calls.apply(record)
 
     def journal(self, record: GatewayRecord) -> None:
         """Raises the JournalError family; then nothing can be promised any more, and the gateway stops (`broken` says why)."""
@@ -194,10 +195,10 @@ class Gateway:
             max_tokens_per_call=min(opened.max_tokens_per_call, self.config.max_tokens_per_call),
         )
         self.journal(opened)
-        self._begin(opened)
+        self._begin(CallLog(opened))
         return self.executions[opened.execution]
 
-    async def close(self, execution: ExecutionId) -> Session:
+    async def close(self, execution: ExecutionId) -> CallLog:
         """Kill the keys, end the live calls and give the records; again and after a restart, too.
 
         Raises UnknownExecution for one that was never opened.
@@ -254,13 +255,13 @@ class Gateway:
         if self.executions.get(execution.id) is not execution:
             raise ExecutionClosed("this execution was closed while the request was read")
         placement = session.place(request, matched)
-        asked = session.ask(request, placement, headers, self.now())
-        self.journal(asked)
+        call = self.record(session, session.ask(request, placement, headers, self.now()))
+        session.index.ask(call.id, placement.matched)
         self.stats.calls_started += 1
-        self.stats.calls_joined += asked.first_index > 0
+        self.stats.calls_joined += placement.first_index > 0
         self.stats.tokens_rendered += len(placement.new_T)
         self.stats.rerendered += placement.is_rendered_anew
-        live = self._start(execution, request, asked)
+        live = self._start(execution, request, call)
         return live, live.answer.attach()
 
     async def count(self, execution: Execution, request: ModelRequest) -> int:
@@ -279,21 +280,20 @@ class Gateway:
             matched = session.match(request)
         return matched
 
-    def _start(self, execution: Execution, request: ModelRequest, asked: Asked) -> LiveCall:
+    def _start(self, execution: Execution, request: ModelRequest, call: RecordedCall) -> LiveCall:
         session = execution.session
-        tokens = session.rows[asked.call]
-        live = LiveCall(session, request, tokens, self._make_parser(session, asked, request.tools.specs), self)
-        execution.live[asked.call] = live
+        live = LiveCall(session, request, call, self._make_parser(session, call, request.tools.specs), self)
+        execution.live[call.number] = live
         live.task = self._tasks.create_task(self._run(execution, live))
         return live
 
-    def _make_parser(self, session: Session, asked: Asked, tools: Sequence[dict]) -> MakeParser:
-        num_prompt = session.rows[asked.call].num_prompt - asked.first_index
-        tail = session.rows.row(asked.call, num_prompt)[-TAIL_TOKENS:].tolist()
+    def _make_parser(self, session: Session, call: RecordedCall, tools: Sequence[dict]) -> MakeParser:
+        started = call.started
+        tail = session.calls.sequence(call.number, call.num_prompt - started.first_index)[-TAIL_TOKENS:].tolist()
 
         def make() -> Parser:
-            parser = self.rendering.parser(lambda index: session.tool_use_id(asked, index), tail, tools)
-            return CallsAsText(parser) if asked.calls == CallLimit.NONE.value else parser
+            parser = self.rendering.parser(lambda index: session.tool_use_id(started, index), tail, tools)
+            return CallsAsText(parser) if started.call_limit == CallLimit.NONE.value else parser
 
         return make
 
@@ -302,7 +302,7 @@ class Gateway:
             await live.run(execution.route)
             await live.concluded.wait()
         finally:
-            execution.live.pop(live.tokens.asked.call, None)
+            execution.live.pop(live.tokens.number, None)
 
     async def _joinable(self, execution: Execution, request: ModelRequest, headers: Mapping[str, str]) -> LiveCall | None:
         """The live call that this request asks for again, if it is a retry and not a second opinion.
@@ -312,19 +312,20 @@ class Gateway:
         if not execution.live:
             return None
         key = execution.session.match(request).key
-        live = next((call for call in reversed(execution.live.values()) if call.tokens.asked.key == key), None)
+        live = next((call for call in reversed(execution.live.values()) if call.tokens.started.key == key), None)
         if live is None:
             return None
         if not live.is_attended:
             await live.wait_concluded(CUT_DEADLINE_S)
-            execution.live.pop(live.tokens.asked.call, None)
+            execution.live.pop(live.tokens.number, None)
             return None
         return live if headers.get("x-stainless-retry-count", "0") != "0" else None
 
     # --- inside ----------------------------------------------------------------------------------------------------------
 
-    def _begin(self, opened: Opened) -> Session:
-        session = Session(opened, self.rendering, self._hints)
+    def _begin(self, calls: CallLog) -> Session:
+        opened = calls.opened
+        session = Session(calls, self.rendering, self._hints)
         keys = derive(self._secret, opened.execution, opened.attempt)
         execution = Execution(session, keys, Budget(self.config))
         before = self.executions.get(opened.execution)
@@ -348,8 +349,7 @@ class Gateway:
         if execution is not None and execution.session is session:
             del self.executions[session.opened.execution]
             self._forget_keys(execution)
-            session.forget()
-            self._closed[session.opened.execution] = session
+            self._closed[session.opened.execution] = session.calls
             while len(self._closed) > KEPT_CLOSED:
                 del self._closed[next(iter(self._closed))]
 
@@ -357,67 +357,53 @@ class Gateway:
         self._keys.pop(fingerprint(execution.keys.key), None)
         self._keys.pop(fingerprint(f"path {execution.keys.token}"), None)
 
-    def _read_closed(self, execution: ExecutionId) -> Session:
+    def _read_closed(self, execution: ExecutionId) -> CallLog:
         """The last attempt of a closed execution, from the journal."""
-        session: Session | None = None
-        for _, record in read(self._journal.path, GatewayRecord):
-            if isinstance(record, Opened):
-                if record.execution == execution:
-                    session = Session(record, self.rendering, self._hints)
-            elif session is not None and record.session == session.opened.session:
-                match record:
-                    case Asked():
-                        session.rows.add(record)
-                    case Sampled():
-                        session.rows[record.call].add(record)
-                    case Ended():
-                        session.rows[record.call].ended = record
-        if session is None:
+        records = (record for _, record in read(self._journal.path, GatewayRecord))
+        attempts = list(recorded_attempts(records, lambda opened: opened.execution == execution))
+        if not attempts:
             raise UnknownExecution(execution)
-        return session
+        return max(attempts, key=lambda calls: calls.opened.session)
 
-    def _relearn(self, session: Session, ended: Ended) -> None:
+    def _relearn(self, session: Session, ended: CallFinished) -> None:
         """What a client was answered before a restart, parsed again from the tokens it saw."""
-        tokens = session.rows[ended.call]
-        ids = session.rows.answer_ids(ended.call)[: ended.num_seen]
+        call = session.calls[ended.call]
+        ids = session.calls.answer_ids(ended.call)[: ended.num_seen]
         if not ids and not ended.rest:
             return
-        make_parser = self._make_parser(session, tokens.asked, ())
+        make_parser = self._make_parser(session, call, ())
         parser, answer = make_parser(), AnswerLog(())
         answer.close([*parser.feed(ids), *parser.finish(), *([TextDelta(text=ended.rest)] if ended.rest else ())])
         whole = len(answer.deltas)
         for cut in answer.cuts(whole) if ended.abandoned else [whole]:
             seen = seen_at(answer, cut, ids, make_parser, self.rendering.tokenizer.decode)
-            session.learn(tokens, answer.said(cut), Seen(ended.num_seen, ended.rest) if cut == whole else seen)
+            session.learn(call, answer.said(cut), Seen(ended.num_seen, ended.rest) if cut == whole else seen)
 
     def _abandon_unfinished(self, session: Session) -> None:
-        for tokens in session.rows:
-            if tokens.ended is None:
-                seen, num_masked = self._seen_unfinished(session, tokens)
-                ended = Ended(
+        for call in session.calls:
+            if call.finished is None:
+                seen, num_masked = self._seen_unfinished(session, call)
+                finished = CallFinished(
                     session=session.opened.session,
-                    call=tokens.asked.call,
+                    call=call.number,
                     reason="abort",
-                    num_sampled=tokens.num_sampled,
+                    num_sampled=call.num_sampled,
                     cached_tokens=0,
                     abandoned=True,
                     at=self.now(),
-                    num_moves=0,
-                    held_s=0.0,
                     detail="the gateway was stopped",
                     num_seen=seen.num_tokens,
                     rest=seen.rest,
                     num_masked=num_masked,
                 )
-                self.journal(ended)
-                tokens.ended = ended
-                self._relearn(session, ended)
+                self.record(session, finished)
+                self._relearn(session, finished)
 
-    def _seen_unfinished(self, session: Session, tokens: CallTokens) -> tuple[Seen, int]:
+    def _seen_unfinished(self, session: Session, call: RecordedCall) -> tuple[Seen, int]:
         """What a client may have seen of an answer that was running, and how many tokens came after its stop string."""
-        ids = session.rows.answer_ids(tokens.asked.call)
-        asked = tokens.asked
-        make_parser, answer = self._make_parser(session, asked, ()), AnswerLog(asked.stops, CallLimit(asked.calls))
+        ids = session.calls.answer_ids(call.number)
+        make_parser = self._make_parser(session, call, ())
+        answer = AnswerLog(call.started.stops, CallLimit(call.started.call_limit))
         answer.add(make_parser().feed(ids))
         seen = seen_at(answer, len(answer.deltas), ids, make_parser, self.rendering.tokenizer.decode)
         return seen, len(ids) - seen.num_tokens if answer.wanted.is_over else 0
@@ -429,7 +415,7 @@ def _learn_live(execution: Execution, request: ModelRequest) -> None:
         return
     depth_of = {key: depth for depth, key in enumerate(execution.session.match(request).keys[:-1])}
     for call in list(execution.live.values()):
-        depth = depth_of.get(call.tokens.asked.key)
+        depth = depth_of.get(call.tokens.started.key)
         if depth is not None and request.turns[depth].is_answer:
             call.learn_so_far()
 

@@ -70,7 +70,7 @@ async def move(gateway: Gateway, asked: MoveCalls) -> Moved:
 
 def _goes_elsewhere(execution: Execution, to: ServerId | None, source: ServerId, call: LiveCall) -> bool:
     """Whether a call that was stopped has more to generate, and on another server: its last tokens may have ended it."""
-    is_its_own = execution.live.get(call.tokens.asked.call) is call
+    is_its_own = execution.live.get(call.tokens.number) is call
     return is_its_own and to not in (None, source)
 
 
@@ -102,12 +102,12 @@ async def _carry(
 ) -> None:
     """Carry the KV of an execution's contexts: running calls first, then where each path ended."""
     session = execution.session
-    live = {call.tokens.asked.call: call for call in running if call.tokens.asked.call in execution.live}
+    live = {call.tokens.number: call for call in running if call.tokens.number in execution.live}
     if source is None or destination is None:
         return
     for number in execution.contexts(live.keys())[:MAX_CONTEXTS]:
         async with transfers:
-            exported, imported = await _carry_row(source, destination, session.rows.row(number).tobytes(), count)
+            exported, imported = await _carry_row(source, destination, session.calls.sequence(number).tobytes(), count)
         if number in live and exported is not None:
             live[number].exported(exported)
             count.recomputed += max(0, exported - imported)

@@ -11,16 +11,15 @@ import numpy as np
 from qwengyre.core.arrays import TOKEN, common_prefix
 from qwengyre.core.errors import ContextOverflow
 from qwengyre.core.ids import CallId
-from qwengyre.gateway.call_tokens import CallRows, CallTokens
 from qwengyre.gateway.dialects import BY_NAME
 from qwengyre.gateway.hints import GivenAnswer, HintReader
 from qwengyre.gateway.protocol.deltas import AnswerSoFar
 from qwengyre.gateway.protocol.request import InvalidRequest, ItemCache, ModelRequest, said_in_blocks
-from qwengyre.gateway.records import Asked, Opened
 from qwengyre.gateway.rendering import How, Rendering
 from qwengyre.gateway.seen import Seen
+from qwengyre.trajectory.calls import CallLog, RecordedCall
 from qwengyre.trajectory.match import Answer, ContextIndex, Match, ToolUse, Turn, digest
-from qwengyre.trajectory.records import BranchCause
+from qwengyre.trajectory.records import BranchCause, CallStarted
 
 LARGE_CHARS = 20_000
 """A text this long takes a tokenizer some 5 ms, which is all that the streams of others should wait."""
@@ -28,7 +27,7 @@ NO_TOOLS = digest(b"no tools")
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """Where a request goes: `row(base)[:base_tokens] + new_T` is its prompt."""
+    """Where a request goes: `sequence(base)[:base_tokens] + new_T` is its prompt."""
 
     base: int
     base_tokens: int
@@ -47,9 +46,8 @@ class Continuation(msgspec.Struct, frozen=True):
 
 
 class Session:
-    def __init__(self, opened: Opened, rendering: Rendering, hints: HintReader):
-        self.opened = opened
-        self.rows = CallRows(opened.execution, opened.attempt, temperature=opened.temperature, trainable=opened.trainable)
+    def __init__(self, calls: CallLog, rendering: Rendering, hints: HintReader):
+        self.opened, self.calls = calls.opened, calls
         self.index = ContextIndex()
         self.issued: dict[str, ToolUse] = {}
         self.items = ItemCache(self.issued)
@@ -88,19 +86,19 @@ class Session:
     def count(self, request: ModelRequest, matched: Match) -> int:
         """Tokens of the prompt that this request would be, without asking it."""
         if matched.earlier:
-            call = self.rows[self.rows.number(matched.earlier[0])]
-            return call.num_prompt - call.asked.first_index
+            call = self.calls[matched.earlier[0]]
+            return call.num_prompt - call.started.first_index
         return self._anew(request, matched).num_prompt
 
-    def ask(self, request: ModelRequest, placement: Continuation, headers: Mapping[str, str], at: float) -> Asked:
-        """Make the record of a placed request and remember its context."""
-        asked = Asked(
+    def ask(self, request: ModelRequest, placement: Continuation, headers: Mapping[str, str], at: float) -> CallStarted:
+        """The record of a placed request."""
+        return CallStarted(
             session=self.opened.session,
-            call=len(self.rows),
+            call=len(self.calls),
             base=placement.base,
             base_tokens=placement.base_tokens,
             context_ids=placement.new_T.astype(TOKEN, copy=False).tobytes(),
-            cause=placement.cause.value,
+            cause=placement.cause,
             hints=self._hints.read(
                 request,
                 headers,
@@ -114,34 +112,31 @@ class Session:
             first_index=placement.first_index,
             dialect=request.dialect,
             stops=request.stops,
-            calls=request.calls.value,
+            call_limit=request.calls.value,
         )
-        tokens = self.rows.add(asked)
-        self.index.ask(tokens.id, placement.matched)
-        return asked
 
-    def seed(self, asked: Asked) -> int:
+    def seed(self, started: CallStarted) -> int:
         """Randomness of an answer: of the run, the execution, the context and the retry; never of the order of arrival."""
         opened = self.opened
-        key = digest(b"%d" % opened.seed, opened.execution.encode(), asked.key, b"%d" % asked.ordinal)
+        key = digest(b"%d" % opened.seed, opened.execution.encode(), started.key, b"%d" % started.ordinal)
         return int.from_bytes(key[:8], "little") >> 1
 
-    def tool_use_id(self, asked: Asked, index: int) -> str:
+    def tool_use_id(self, started: CallStarted, index: int) -> str:
         """Unique in the execution, and the same whatever else was asked meanwhile."""
         opened = self.opened
-        where = f"{opened.execution} {opened.attempt} {asked.ordinal} {index}".encode()
-        return BY_NAME[asked.dialect].tool_id_prefix + digest(b"tool", where, asked.key).hex()[:24]
+        where = f"{opened.execution} {opened.attempt} {started.ordinal} {index}".encode()
+        return BY_NAME[started.dialect].tool_id_prefix + digest(b"tool", where, started.key).hex()[:24]
 
-    def sampling_room(self, asked: Asked, wanted: int | None) -> int:
+    def sampling_room(self, started: CallStarted, wanted: int | None) -> int:
         """Most tokens that this call may still sample: the run's limit, the client's, and what fits the context."""
-        call = self.rows[asked.call]
+        call = self.calls[started.call]
         limit = self.opened.max_tokens_per_call if wanted is None else min(self.opened.max_tokens_per_call, wanted)
-        room = self.opened.max_context_tokens - (call.num_prompt - asked.first_index)
-        return max(0, min(limit, room) - asked.first_index - call.num_sampled)
+        room = self.opened.max_context_tokens - (call.num_prompt - started.first_index)
+        return max(0, min(limit, room) - started.first_index - call.num_sampled)
 
-    def learn(self, call: CallTokens, said: AnswerSoFar, seen: Seen) -> None:
+    def learn(self, call: RecordedCall, said: AnswerSoFar, seen: Seen) -> None:
         """Remember an answer as far as the client saw it: `seen`, which reads as `said`."""
-        turn = said.turn() if call.asked.dialect == "chat" else said_in_blocks(said.blocks())
+        turn = said.turn() if call.started.dialect == "chat" else said_in_blocks(said.blocks())
         for use in turn.tool_uses:
             self.issued[use.id] = use
         self.items.said[answer_id(call.id)] = said.blocks()
@@ -153,30 +148,25 @@ class Session:
             num_sampled=seen.num_tokens,
             rest=seen.rest,
         )
-        self.index.answer(call.asked.key, answer, self.issued)
+        self.index.answer(call.started.key, answer, self.issued)
         self.answers[call.id] = GivenAnswer.of(turn)
-
-    def forget(self) -> None:
-        """Nothing is asked any more: keep the tokens, drop the texts."""
-        self.index, self.answers = ContextIndex(), {}
-        self.items = ItemCache(self.issued)
 
     def _is_fresh(self, placement: Continuation) -> bool:
         return placement.matched.answer is None and placement.cause is not BranchCause.RETRY
 
     def _again(self, matched: Match) -> Continuation:
         """The same context again: go on with the answer that was cut off, or sample another one beside it."""
-        calls = [self.rows[self.rows.number(call)] for call in matched.earlier]
+        calls = [self.calls[call] for call in matched.earlier]
         last, first = calls[-1], calls[0]
-        ordinals = [call.asked.ordinal for call in calls]
+        ordinals = [call.started.ordinal for call in calls]
         if last.is_abandoned:
-            base, base_tokens = last, last.num_row
-            ordinal, first_index = last.asked.ordinal, last.asked.first_index + last.num_sampled
+            base, base_tokens = last, last.num_tokens
+            ordinal, first_index = last.started.ordinal, last.num_answer
         else:
-            base, base_tokens = first, first.num_prompt - first.asked.first_index
+            base, base_tokens = first, first.num_prompt - first.started.first_index
             ordinal, first_index = max(ordinals) + 1, 0
         return Continuation(
-            base=base.asked.call,
+            base=base.number,
             base_tokens=base_tokens,
             new_T=np.empty(0, TOKEN),
             cause=BranchCause.RETRY,
@@ -215,31 +205,30 @@ class Session:
     ) -> tuple[int, int, np.ndarray, BranchCause, bool]:
         """A context that goes on behind a recorded answer."""
         answer = matched.answer
-        base = self.rows.number(answer.call)
-        call = self.rows[base]
+        call = self.calls[answer.call]
         num_answer = answer.num_sampled
-        row_T = self.rows.row(base, call.num_prompt - call.asked.first_index + num_answer)
-        rest_T = self._rest(call, answer, row_T, turns[: matched.num_turns], request.tools.specs)
-        seen_T = np.concatenate([row_T, rest_T])
+        known_T = self.calls.sequence(call.number, call.num_prompt - call.started.first_index + num_answer)
+        rest_T = self._rest(call, answer, known_T, turns[: matched.num_turns], request.tools.specs)
+        seen_T = np.concatenate([known_T, rest_T])
         rendered = self._rendering.extend(seen_T, num_answer + len(rest_T), turns, matched.num_turns, request.tools.specs)
         if rendered.how is How.RENDERED:
-            shared = common_prefix(row_T, rendered.new_T)
+            shared = common_prefix(known_T, rendered.new_T)
             has_answers = any(turn.role == "assistant" for turn in turns[matched.num_turns :])
             cause = BranchCause.DIVERGES if has_answers else BranchCause.RERENDERED
-            return base, shared, rendered.new_T[shared:], cause, True
+            return call.number, shared, rendered.new_T[shared:], cause, True
         cause = BranchCause.EXTENDS if rendered.how is How.BRIDGED else BranchCause.DIVERGES
-        keep = min(rendered.keep, len(row_T))
-        return base, keep, np.concatenate([seen_T[keep : rendered.keep], rendered.new_T]), cause, False
+        keep = min(rendered.keep, len(known_T))
+        return call.number, keep, np.concatenate([seen_T[keep : rendered.keep], rendered.new_T]), cause, False
 
     def _rest(
-        self, call: CallTokens, answer: Answer, row_T: np.ndarray, turns: Sequence[Turn], tools: Sequence[dict]
+        self, call: RecordedCall, answer: Answer, known_T: np.ndarray, turns: Sequence[Turn], tools: Sequence[dict]
     ) -> np.ndarray:
-        """int32: what the client saw of an answer after its tokens in `row_T`, and the end of a tool call that was cut before it."""
+        """int32: what the client saw of an answer after its tokens in `known_T`, and the end of a tool call that was cut before it."""
         if answer.rest:
             return np.asarray(self._rendering.tokenizer.encode(answer.rest), TOKEN)
-        is_cut = call.ended is None or call.ended.abandoned
+        is_cut = call.finished is None or call.is_abandoned
         if is_cut and answer.turn.tool_uses:
-            return self._rendering.end_of_call(row_T, turns, tools)
+            return self._rendering.end_of_call(known_T, turns, tools)
         return np.empty(0, TOKEN)
 
     def _beside(self, matched: Match, turns: Sequence[Turn], new_T: np.ndarray) -> tuple[int, int, BranchCause]:
@@ -247,9 +236,9 @@ class Session:
         shared_turns = turns[: matched.num_shared]
         if matched.shares is None or all(turn.role == "system" for turn in shared_turns):
             return -1, 0, BranchCause.ROOT
-        base = self.rows.number(matched.shares)
-        shared = common_prefix(self.rows.row(base, self.rows[base].num_prompt), new_T)
-        return base, shared, BranchCause.DIVERGES
+        base = self.calls[matched.shares]
+        shared = common_prefix(self.calls.sequence(base.number, base.num_prompt), new_T)
+        return base.number, shared, BranchCause.DIVERGES
 
 
 def answer_id(call: CallId) -> str:

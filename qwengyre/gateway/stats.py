@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from qwengyre.gateway.records import Ended
+from qwengyre.trajectory.records import CallFinished
 
 
 class GatewayStats(msgspec.Struct):
@@ -37,11 +37,11 @@ class GatewayStats(msgspec.Struct):
     characters_mended: int = 0
     """Halves of surrogate pairs, and bytes that are not UTF-8, that were read as U+FFFD."""
 
-    def count_end(self, ended: Ended) -> None:
-        self.held_s += ended.held_s
-        if ended.reason == "error":
+    def count_finished(self, record: CallFinished) -> None:
+        self.held_s += record.held_s
+        if record.reason == "error":
             self.calls_failed += 1
-        elif ended.abandoned:
+        elif record.abandoned:
             self.calls_abandoned += 1
         else:
             self.calls_finished += 1

@@ -29,7 +29,7 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 def record_types(types: object) -> tuple[type, ...]:
-    """The Structs of a union such as `CallEvent`, or of a tuple of Structs, or one Struct."""
+    """The Structs of a union such as `CallRecord`, or of a tuple of Structs, or one Struct."""
     if isinstance(types, tuple):
         return types
     return get_args(types) or (types,)

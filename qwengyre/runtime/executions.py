@@ -156,7 +156,7 @@ class Executions:
         """What a finished execution said; asking closes it, and its key is dead from then on."""
         if execution not in self._trees:
             closed = await self._gateway.close_execution(execution)
-            self._trees[execution] = await asyncio.to_thread(TrajectoryTree.build, closed.events)
+            self._trees[execution] = await asyncio.to_thread(TrajectoryTree.build, closed.opened, closed.records)
         return self._trees[execution]
 
     def _count(self, tree: TrajectoryTree) -> CallCounts:
@@ -166,9 +166,7 @@ class Executions:
             tokens_sampled=sum(call.finished.num_sampled for call in tree.calls.values() if call.finished),
             tokens_distinct=tree.num_distinct_tokens,
             compactions=sum(role in SUMMARIES for role in roles.values()),
-            sub_agents=sum(
-                roles[call_id] is Role.SUB_AGENT and call.started.base is None for call_id, call in tree.calls.items()
-            ),
+            sub_agents=sum(roles[call_id] is Role.SUB_AGENT and call.base is None for call_id, call in tree.calls.items()),
             calls_moved=sum(call.finished.num_moves for call in tree.calls.values() if call.finished),
         )
 

@@ -15,7 +15,6 @@ import numpy as np
 from qwengyre.config.recorded import RecordedConfig
 from qwengyre.core.errors import ConfigError, JournalError
 from qwengyre.core.ids import group_of
-from qwengyre.gateway.records import Asked, Ended, GatewayRecord, Opened
 from qwengyre.journal import read
 from qwengyre.runtime.records import ControllerRecord, Decided, RunOpened
 from qwengyre.scheduler import commands as cmd
@@ -24,6 +23,8 @@ from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.sim.durations import Durations, MeasuredDurations
 from qwengyre.sim.workload import Workload
 from qwengyre.telemetry.folder import RunFolder
+from qwengyre.trajectory.attempts import recorded_attempts
+from qwengyre.trajectory.records import GatewayRecord
 
 ANSWERED = (cmd.Drain, cmd.SwitchToTraining, cmd.ReturnToRollout, cmd.OpenStep, cmd.CloseStep, cmd.RunOptimizer, cmd.Publish)
 
@@ -123,21 +124,14 @@ class _Calls:
         self.held_by_moves_s = 0.0
 
     def read(self, path: Path) -> None:
-        sessions: dict[int, tuple[str, int]] = {}
-        asked: dict[tuple[int, int], float] = {}
-        for _, record in read(path, GatewayRecord):
-            match record:
-                case Opened():
-                    sessions[record.session] = record.execution, record.attempt
-                case Asked():
-                    asked[record.session, record.call] = record.at
-                case Ended():
-                    who = sessions.get(record.session, ("", 0))
-                    start = asked.pop((record.session, record.call), record.at)
-                    self.held[who] = self.held.get(who, 0.0) + record.held_s
-                    self.in_calls_s += max(0.0, record.at - start - record.held_s)
-                    if record.num_moves:
-                        self.held_by_moves_s += record.held_s
+        for attempt in recorded_attempts(record for _, record in read(path, GatewayRecord)):
+            who = attempt.opened.execution, attempt.opened.attempt
+            for call in attempt:
+                if (finished := call.finished) is not None:
+                    self.held[who] = self.held.get(who, 0.0) + finished.held_s
+                    self.in_calls_s += max(0.0, finished.at - call.started.at - finished.held_s)
+                    if finished.num_moves:
+                        self.held_by_moves_s += finished.held_s
 
 
 NOTHING_YET: Final = "no rollout group of this run was trained on yet: let it go on, then try again"

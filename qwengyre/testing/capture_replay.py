@@ -17,11 +17,11 @@ from qwengyre.engines.api import GenerateRequest
 from qwengyre.gateway.app import HarnessApp
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.gateway import Execution, Gateway, open_journal
-from qwengyre.gateway.records import Opened
 from qwengyre.gateway.rendering import Rendering
 from qwengyre.testing.asgi_client import Exchange, begin
 from qwengyre.testing.capture_variations import Vary
 from qwengyre.testing.engines import ScriptedEngine
+from qwengyre.trajectory.records import Opened
 
 CALL_PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 TOKENS_PER_CHUNK = 7
@@ -173,18 +173,18 @@ class Replay:
 
     async def _ask(self, row: dict[str, Any]) -> tuple[Exchange, int]:
         """Send one request; the gateway's number of it is known when it was accepted."""
-        number = len(self.execution.session.rows)
+        number = len(self.execution.session.calls)
         exchange = begin(self.app, "POST", _path(row), headers=self._headers(row), body=self._body(row))
         self._answer_of[number] = row["seq"]
-        while len(self.execution.session.rows) == number and not exchange.is_done:
+        while len(self.execution.session.calls) == number and not exchange.is_done:
             await asyncio.sleep(0)
-        assert len(self.execution.session.rows) == number + 1, exchange.body
+        assert len(self.execution.session.calls) == number + 1, exchange.body
         self.calls[row["seq"]] = number
         return exchange, number
 
     async def _hear(self, row: dict[str, Any], fault: dict[str, Any], exchange: Exchange, number: int) -> None:
-        call = self.execution.session.rows[number]
-        num_tokens = len(self._ids_of(row["seq"])) - call.asked.first_index
+        call = self.execution.session.calls[number]
+        num_tokens = len(self._ids_of(row["seq"])) - call.started.first_index
         if not fault:
             await self.engine.grant(f"{call.id}#1", num_tokens)
             await exchange.finish()
@@ -202,7 +202,7 @@ class Replay:
 
     def _learn_ids(self, seq: int, number: int) -> None:
         session = self.execution.session
-        asked = session.rows[number].asked
+        asked = session.calls[number].started
         for index, (recorded, _, _) in enumerate(self.answers[seq].tools):
             self._ids[recorded] = session.tool_use_id(asked, index)
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from qwengyre.testing.call_events import call_events
-from qwengyre.trajectory.records import BranchCause, CallEvent, RoleHints
+from qwengyre.core.ids import ExecutionId, call_id
+from qwengyre.testing.call_records import call_records
+from qwengyre.trajectory.records import BranchCause, CallRecord, RoleHints
 
 AGENTS = (RoleHints("chat", system_digest="main", num_tools=3), RoleHints("chat", system_digest="sub", num_tools=2))
 TITLE = RoleHints("chat", system_digest="title", num_tools=0)
 
 
 class RandomCall(msgspec.Struct, frozen=True):
-    """One call of a random execution, with its whole row in plain lists: what a tree must agree with."""
+    """One call of a random execution, with its whole sequence in plain lists: what a tree must agree with."""
 
     call: str
     prompt: list[int]
     sampled: list[int]
     answered: bool
-    trainable: bool
     num_masked: int
-    events: list[CallEvent]
+    records: list[CallRecord]
 
     @property
-    def row(self) -> list[int]:
+    def sequence(self) -> list[int]:
         return self.prompt + self.sampled
 
 
@@ -34,7 +34,7 @@ def random_execution(
     """Calls that extend, change, retry or repeat earlier ones, or begin afresh.
 
     Few different words make accidental equality common, which is where trees go wrong. Some contexts come without a base although they
-    repeat an earlier row, as when a gateway has lost its sessions.
+    repeat an earlier sequence, as when a gateway has lost its sessions.
     """
     calls: list[RandomCall] = []
     for index in range(num_calls):
@@ -43,35 +43,32 @@ def random_execution(
         shared = _num_shared(kind, base, rng)
         words = rng.integers(num_words, size=0 if kind == "retry" else rng.integers(1, 5)).tolist()
         sampled = rng.integers(num_words, size=rng.integers(0, 5)).tolist()
-        prompt = (base.row[:shared] if base else []) + words
+        prompt = (base.sequence[:shared] if base else []) + words
         by_base = base is not None and rng.random() < 0.8
-        answered, trainable = bool(rng.random() < 0.85), bool(rng.random() < 0.9)
+        answered = bool(rng.random() < 0.85)
         num_masked = int(rng.integers(len(sampled) + 1)) if rng.random() < 0.2 else 0
         hints = AGENTS[int(rng.random() < 0.3)] if index == 0 or rng.random() < 0.9 else TITLE
-        call = f"{execution}/c{index}"
-        events = call_events(
-            call,
+        records = call_records(
+            index,
             words if by_base else prompt,
             sampled,
-            base=base.call if by_base else None,
+            base=calls.index(base) if by_base else -1,
             base_tokens=shared if by_base else 0,
-            at=float(index),
             version=int(rng.integers(3)),
             hints=hints,
-            trainable=trainable,
             abandoned=not answered,
             cause=BranchCause(kind),
             chunk=int(rng.integers(3)),
             num_masked=num_masked,
         )
-        calls.append(RandomCall(call, prompt, sampled, answered, trainable, num_masked, events))
+        calls.append(RandomCall(call_id(ExecutionId(execution), 0, index), prompt, sampled, answered, num_masked, records))
     return calls
 
 
-def interleave(calls: list[RandomCall], rng: np.random.Generator) -> list[CallEvent]:
-    """All events in a random order that keeps each call's own."""
-    left = [list(call.events) for call in calls]
-    turns = rng.permutation(np.repeat(np.arange(len(calls)), [len(events) for events in left]))
+def interleave(calls: list[RandomCall], rng: np.random.Generator) -> list[CallRecord]:
+    """All records in a random order that keeps each call's own."""
+    left = [list(call.records) for call in calls]
+    turns = rng.permutation(np.repeat(np.arange(len(calls)), [len(records) for records in left]))
     return [left[turn].pop(0) for turn in turns]
 
 
@@ -80,5 +77,5 @@ def _num_shared(kind: str, base: RandomCall | None, rng: np.random.Generator) ->
         return 0
     if kind == "retry":
         return len(base.prompt)
-    seen = len(base.row) - base.num_masked
+    seen = len(base.sequence) - base.num_masked
     return seen if kind == "extends" else int(rng.integers(seen + 1))

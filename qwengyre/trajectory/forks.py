@@ -26,22 +26,22 @@ def returned_forks(calls: Calls) -> set[CallId]:
     for caller in calls.values():
         if not caller.started.hints.returns:
             continue
-        held = [call.call for call in _held(calls, caller)]
+        held = [call.id for call in _held(calls, caller)]
         for returned in (calls[call] for call in caller.started.hints.returns if call in calls):
-            first = [call.call for call in _held(calls, returned) if call.call not in held][-1:]
-            firsts.update(call for call in first if order[held[-1]] < order[call] < order[caller.call])
+            first = [call.id for call in _held(calls, returned) if call.id not in held][-1:]
+            firsts.update(call for call in first if order[held[-1]] < order[call] < order[caller.id])
     return firsts
 
 
 def fork_calls(calls: Calls, firsts: set[CallId], kinds: Mapping[CallId, str]) -> set[CallId]:
     """Every call of the forks that begin with one of `firsts`: retries, what goes on from them, and what goes on from their summaries."""
-    forked = {_first_asked(calls, calls[call]).call for call in firsts}
+    forked = {_first_asked(calls, calls[call]).id for call in firsts}
     for call in calls.values():
         parent, quoted = _parent(calls, call), call.started.hints.quotes
-        goes_on = parent is not None and parent.call in forked
+        goes_on = parent is not None and parent.id in forked
         is_of_summary = quoted is not None and quoted in forked and kinds.get(quoted) == "summary"
-        if goes_on or _first_asked(calls, call).call in forked or is_of_summary:
-            forked.add(call.call)
+        if goes_on or _first_asked(calls, call).id in forked or is_of_summary:
+            forked.add(call.id)
     return forked
 
 
@@ -59,7 +59,7 @@ def _held(calls: Calls, call: RecordedCall) -> Iterator[RecordedCall]:
 
 def _first_asked(calls: Calls, call: RecordedCall) -> RecordedCall:
     """The call that asked this one's context first."""
-    while call.started.cause is BranchCause.RETRY and (base := _find(calls, call.started.base)) is not None:
+    while call.started.cause is BranchCause.RETRY and (base := _find(calls, call.base)) is not None:
         call = base
     return call
 
@@ -67,10 +67,10 @@ def _first_asked(calls: Calls, call: RecordedCall) -> RecordedCall:
 def _parent(calls: Calls, call: RecordedCall) -> RecordedCall | None:
     """The call whose answer is the last one in this call's context. One that shares only a part of a prompt has that prompt's."""
     call = _first_asked(calls, call)
-    base, shared = _find(calls, call.started.base), call.base_tokens
+    base, shared = _find(calls, call.base), call.base_tokens
     if call.started.cause in (BranchCause.EXTENDS, BranchCause.RERENDERED):
         return base
-    while base is not None and shared <= base.base_tokens + base.num_context:
+    while base is not None and shared <= base.num_prompt:
         shared = min(shared, base.base_tokens)
-        base = _find(calls, base.started.base)
+        base = _find(calls, base.base)
     return base

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import msgspec
 import numpy as np
 
 from qwengyre.core.arrays import FLAG, unpack
-from qwengyre.core.errors import MixedTemperatures
-from qwengyre.core.ids import CallId, ExecutionId, GroupId
-from qwengyre.core.records import Outcome, Role, TrainingExecution, Trajectory, Validity
+from qwengyre.core.ids import ExecutionId, GroupId
+from qwengyre.core.records import Outcome, TrainingExecution, Trajectory, Validity
 from qwengyre.trajectory.advantages import group_advantages
 from qwengyre.trajectory.config import TrajectoryConfig
 from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules
@@ -50,7 +49,7 @@ def process_group(
         temperature = 1.0
         if execution.outcome.validity is Validity.VALID and (advantage or config.keep_zero_advantage):
             roles = assign_roles(execution.tree.calls, rules)
-            temperature = _temperature(execution, roles)
+            temperature = execution.tree.temperature
             rng = execution_rng(seed, execution.execution)
             trajectories = sample_trajectories(execution.tree, roles, j_max=config.max_trajectories, rng=rng)
         processed.append(
@@ -70,16 +69,3 @@ def execution_rng(seed: int, execution: ExecutionId) -> np.random.Generator:
     """The randomness of one execution's sampling: equal wherever and whenever it is processed."""
     key = int.from_bytes(blake2b(execution.encode(), digest_size=8).digest(), "little")
     return np.random.default_rng([seed, key])
-
-
-def _temperature(execution: FinishedExecution, roles: Mapping[CallId, Role]) -> float:
-    """The one temperature of all calls that may be trained."""
-    trained = [
-        call.started.temperature
-        for call in execution.tree.calls.values()
-        if call.started.trainable and call.started.temperature > 0 and roles[call.call] is not Role.SIDE
-    ]
-    temperatures = tuple(sorted(set(trained)))
-    if len(temperatures) > 1:
-        raise MixedTemperatures(execution.execution, temperatures)
-    return temperatures[0] if temperatures else 1.0

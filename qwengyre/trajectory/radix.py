@@ -29,7 +29,7 @@ class Strand:
 
     def __init__(self, call: RecordedCall):
         self.call = call
-        self.order = call.order
+        self.order = call.number
         self.own_ids = call.own_ids
         self.sampled_from = call.num_context
         self.masked_from = len(self.own_ids) - call.num_masked
@@ -109,23 +109,23 @@ def _attach(calls: Mapping[CallId, RecordedCall]) -> tuple[list[Strand], list[Ca
     """Hang every strand on the strand that holds its last shared token; return those of the root and the calls left out."""
     extending: dict[CallId | None, list[RecordedCall]] = {}
     for call in calls.values():
-        extending.setdefault(call.started.base, []).append(call)
+        extending.setdefault(call.base, []).append(call)
     strands: dict[CallId, Strand] = {}
     roots: list[Strand] = []
     todo = list(extending.get(None, ()))
     while todo:
         call = todo.pop()
-        strand = strands[call.call] = Strand(call)
-        todo += [other for other in extending.get(call.call, ()) if other.base_tokens <= call.row_tokens]
+        strand = strands[call.id] = Strand(call)
+        todo += [other for other in extending.get(call.id, ()) if other.base_tokens <= call.num_tokens]
         holder = call
-        while holder.started.base is not None and call.base_tokens <= holder.base_tokens:
-            holder = calls[holder.started.base]
+        while holder.base is not None and call.base_tokens <= holder.base_tokens:
+            holder = calls[holder.base]
         if call.base_tokens == 0:
             roots.append(strand)
             continue
         own = call.base_tokens - holder.base_tokens
-        strands[holder.call].attached.setdefault(own, []).append(strand)
-        strands[holder.call].extended_to = max(strands[holder.call].extended_to, own)
+        strands[holder.id].attached.setdefault(own, []).append(strand)
+        strands[holder.id].extended_to = max(strands[holder.id].extended_to, own)
     return roots, [call for call in calls if call not in strands]
 
 
@@ -153,7 +153,7 @@ def _arrive(cursors: list[Cursor], run: NodeDraft) -> list[Cursor]:
         cursor = todo.pop()
         todo += [Cursor(strand, 0) for strand in cursor.strand.attached.get(cursor.offset, ())]
         if cursor.is_at_end:
-            run.ends.append((run.num_tokens, cursor.strand.call.call))
+            run.ends.append((run.num_tokens, cursor.strand.call.id))
         else:
             going.append(cursor)
     return going

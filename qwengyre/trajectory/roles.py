@@ -32,9 +32,9 @@ def assign_roles(calls: Calls, rules: Sequence[HarnessRules] = BUILTIN) -> dict[
     kinds = _told_kinds(calls, told, extended)
     main_system = _main_system(calls, kinds)
     for call in calls.values():
-        if call.call not in kinds:
-            kinds[call.call] = "side" if _is_side(call, calls, kinds, main_system, extended) else "work"
-    firsts = {call.call for call in calls.values() if _any(told.fork, call.started.hints)}
+        if call.id not in kinds:
+            kinds[call.id] = "side" if _is_side(call, calls, kinds, main_system, extended) else "work"
+    firsts = {call.id for call in calls.values() if _any(told.fork, call.started.hints)}
     if told.sub_agent:
         is_sub = _told_sub_agents(calls, told)
     else:
@@ -85,14 +85,14 @@ def _reused_as_summary(calls: Calls, kinds: Mapping[CallId, str], extended: set[
     """
     reused: set[CallId] = set()
     prompts: set[str] = set()
-    for call in (call for call in calls.values() if call.call not in kinds):
+    for call in (call for call in calls.values() if call.id not in kinds):
         hints = call.started.hints
         if hints.system_digest in prompts:
             source = _find(calls, hints.replays)
             if hints.quotes is not None and hints.quotes in calls:
                 reused.add(hints.quotes)
             if source is not None and source.started.hints.num_tools == 0 and hints.num_tools > 0:
-                reused.add(source.call)
+                reused.add(source.id)
         prompts.add(hints.system_digest)
     return reused - extended
 
@@ -101,16 +101,16 @@ def _told_kinds(calls: Calls, told: HarnessRules, extended: set[CallId]) -> dict
     kinds: dict[CallId, str] = {}
     for call in calls.values():
         if _any(told.side, call.started.hints):
-            kinds[call.call] = "side"
+            kinds[call.id] = "side"
         elif _any(told.summary, call.started.hints):
-            kinds[call.call] = "summary"
+            kinds[call.id] = "summary"
     reused = _reused_as_summary(calls, kinds, extended)
     return dict.fromkeys(reused, "summary") | kinds
 
 
 def _main_system(calls: Calls, kinds: Mapping[CallId, str]) -> str | None:
     """System prompt of the main agent: that of the first call that may be work, one with tools if there is any."""
-    prompts = [call.started.hints for call in calls.values() if call.call not in kinds]
+    prompts = [call.started.hints for call in calls.values() if call.id not in kinds]
     first = next((hints for hints in prompts if hints.num_tools), next(iter(prompts), None))
     return first.system_digest if first else None
 
@@ -119,24 +119,24 @@ def _extended(calls: Calls) -> set[CallId]:
     """Calls whose answer another call's context goes on from; a retry that only takes up where a cut answer broke off does not."""
     extended: set[CallId] = set()
     for call in calls.values():
-        base = _find(calls, call.started.base)
-        if base is not None and call.num_context and call.base_tokens > base.base_tokens + base.num_context:
-            extended.add(base.call)
+        base = _find(calls, call.base)
+        if base is not None and call.num_context and call.base_tokens > base.num_prompt:
+            extended.add(base.id)
     return extended
 
 
 def _is_side(
     call: RecordedCall, calls: Calls, kinds: Mapping[CallId, str], main_system: str | None, extended: set[CallId]
 ) -> bool:
-    hints, base = call.started.hints, _find(calls, call.started.base)
+    hints, base = call.started.hints, _find(calls, call.base)
     if hints.system_digest == main_system:
         return False
     if base is not None and base.started.hints.system_digest == hints.system_digest:
-        return kinds.get(base.call) == "side"
+        return kinds.get(base.id) == "side"
     source = _find(calls, hints.replays)
     if source is not None and source.started.hints.system_digest != hints.system_digest:
         return True
-    return hints.num_tools == 0 and call.call not in extended
+    return hints.num_tools == 0 and call.id not in extended
 
 
 def _told_sub_agents(calls: Calls, told: HarnessRules) -> set[CallId]:
@@ -145,20 +145,20 @@ def _told_sub_agents(calls: Calls, told: HarnessRules) -> set[CallId]:
     def agent(call: RecordedCall) -> str | None:
         return call.started.hints.headers.get(told.agent_header)
 
-    by_rule = {call.call for call in calls.values() if _any(told.sub_agent, call.started.hints)}
+    by_rule = {call.id for call in calls.values() if _any(told.sub_agent, call.started.hints)}
     names = {agent(calls[call]) for call in by_rule} - {None}
-    return by_rule | {call.call for call in calls.values() if agent(call) in names}
+    return by_rule | {call.id for call in calls.values() if agent(call) in names}
 
 
 def _sub_agents(calls: Calls, kinds: Mapping[CallId, str], main_system: str | None) -> set[CallId]:
     """Calls under another system prompt than the main agent's. A summary belongs to the agent that reads it or whose work it retells."""
     readers = {call.started.hints.quotes: call for call in reversed([*calls.values()])}
-    sub_prompts = {call.started.hints.system_digest for call in calls.values() if kinds[call.call] == "work"} - {main_system}
+    sub_prompts = {call.started.hints.system_digest for call in calls.values() if kinds[call.id] == "work"} - {main_system}
 
     def prompt(call: RecordedCall) -> str:
         owner = call
-        if kinds[call.call] == "summary":
-            owner = readers.get(call.call) or _find(calls, call.started.hints.replays) or call
+        if kinds[call.id] == "summary":
+            owner = readers.get(call.id) or _find(calls, call.started.hints.replays) or call
         return owner.started.hints.system_digest
 
-    return {call.call for call in calls.values() if prompt(call) in sub_prompts}
+    return {call.id for call in calls.values() if prompt(call) in sub_prompts}

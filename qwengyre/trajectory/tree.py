@@ -1,8 +1,8 @@
-"""The compact token tree of one execution. Legend: `T` tokens of one node, row or path.
+"""The compact token tree of one execution. Legend: `T` tokens of one node or path.
 
-A node is a maximal run of tokens that no row leaves; it splits where rows diverge. Every token knows where it comes from: a span
+A node is a maximal run of tokens that no sequence leaves; it splits where sequences diverge. Every token knows where it comes from: a span
 names the call that brought it, whether that call sampled it, and whether it may be trained. A sampled token stands in the tree
-once, however many rows pass through it; what a harness invented is context and never trainable.
+once, however many sequences pass through it; what a harness invented is context and never trainable.
 
 Nodes are numbered depth first, siblings by content, so the tree does not depend on how concurrent calls interleaved.
 """
@@ -21,7 +21,7 @@ from qwengyre.core.ids import CallId
 from qwengyre.core.records import CONTEXT_VERSION, PathSegment
 from qwengyre.trajectory.calls import CallLog, RecordedCall
 from qwengyre.trajectory.radix import NodeDraft, grow
-from qwengyre.trajectory.records import BranchCause, CallEvent
+from qwengyre.trajectory.records import BranchCause, CallRecord, Opened
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Span(msgspec.Struct, frozen=True):
     first_sampled: int
     """Index of the first of them among the call's sampled tokens; -1 for context."""
     trainable: bool
-    """Sampled, at T > 0 and without grammar, before any stop string, and the client got the answer or went on from it."""
+    """Sampled at a temperature above 0, before any stop string, and the client got the answer or went on from it."""
 
     @property
     def num_tokens(self) -> int:
@@ -60,7 +60,7 @@ class TreeNode(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...]
     children: tuple[int, ...]
     ends: tuple[tuple[int, CallId], ...]
-    """(tokens of this node, call) of every row that ends in it."""
+    """(tokens of this node, call) of every sequence that ends in it."""
 
     @property
     def num_tokens(self) -> int:
@@ -72,47 +72,35 @@ class TreeNode(msgspec.Struct, frozen=True):
 
 
 class TrajectoryTree:
-    """Grows as events arrive; nodes are derived when asked for and kept until the next event.
+    """All contexts of one attempt. `log` is not added to any more; nodes are derived when they are first asked for."""
 
-    >>> TrajectoryTree.build([]).nodes
-    ()
-    """
-
-    def __init__(self) -> None:
-        self._log = CallLog()
+    def __init__(self, log: CallLog) -> None:
+        self._log = log
+        self.calls: dict[CallId, RecordedCall] = {call.id: call for call in log}
+        """In the order in which they reached the gateway."""
         self._nodes: tuple[TreeNode, ...] | None = None
         self._ends: dict[CallId, tuple[int, int]] | None = None
         self._behavior: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._calls: dict[CallId, RecordedCall] = {}
-        self._empty_rows: list[CallId] = []
+        self._empty: list[CallId] = []
         self._left_out: list[CallId] = []
 
     @classmethod
-    def build(cls, events: Iterable[CallEvent]) -> TrajectoryTree:
-        tree = cls()
-        for event in events:
-            tree.apply(event)
-        return tree
+    def build(cls, opened: Opened, records: Iterable[CallRecord]) -> TrajectoryTree:
+        """From the records of one attempt, in any interleaving of its calls. Raises RecordError when a call contradicts itself."""
+        return cls(CallLog.of(opened, records))
 
-    def apply(self, event: CallEvent) -> None:
-        """Take one event, in any interleaving of the calls. Raises RecordError when a call contradicts itself."""
-        self._log.apply(event)
-        self._nodes = self._ends = None
-        self._behavior.clear()
+    @property
+    def temperature(self) -> float:
+        """At which the tokens to train were sampled; 1.0 when none is trained."""
+        return self._log.opened.temperature if self._log.is_trainable else 1.0
 
     @property
     def nodes(self) -> tuple[TreeNode, ...]:
         """All nodes, parents before children: `nodes[i].node == i`."""
         if self._nodes is None:
-            self._calls = self._log.started
-            runs, self._empty_rows, self._left_out = grow(self._calls)
-            self._nodes = _number(runs)
+            drafts, self._empty, self._left_out = grow(self.calls)
+            self._nodes = _number(drafts, is_trainable=self._log.is_trainable)
         return self._nodes
-
-    @property
-    def calls(self) -> dict[CallId, RecordedCall]:
-        """Calls in the order in which they reached the gateway."""
-        return self._calls if self._nodes is not None else self._log.started
 
     @property
     def num_distinct_tokens(self) -> int:
@@ -129,12 +117,12 @@ class TrajectoryTree:
             segments.append(PathSegment(node, self.nodes[node].num_tokens))
         return tuple(reversed(segments))
 
-    def row(self, call: CallId) -> tuple[PathSegment, ...]:
-        """The whole row of `call`, prompt and answer; empty if it has no tokens. Raises KeyError for an unknown call."""
+    def path_of(self, call: CallId) -> tuple[PathSegment, ...]:
+        """The whole sequence of `call`, prompt and answer; empty if it has no tokens. Raises KeyError for an unknown call."""
         nodes = self.nodes
         if self._ends is None:
             self._ends = {call: (node.node, num_tokens) for node in nodes for num_tokens, call in node.ends}
-        if call in self._empty_rows:
+        if call in self._empty:
             return ()
         return self.segments_to(*self._ends[call])
 
@@ -159,25 +147,24 @@ class TrajectoryTree:
         Raises CallOutOfOrder for records that do not join, InvariantViolated for a bug of ours.
         """
         nodes = self.nodes
-        if final and (self._left_out or self._log.unstarted):
-            apart = (self._left_out + self._log.unstarted)[0]
-            raise CallOutOfOrder(apart, "its start, its base or the tokens it shares with its base were never recorded")
+        if final and self._left_out:
+            raise CallOutOfOrder(self._left_out[0], "its base or the tokens it shares with its base were never recorded")
         sampled: dict[CallId, list[tuple[int, int]]] = {}
         for node in nodes:
             _validate_node(node, nodes)
             for span in node.spans:
                 if span.is_sampled:
                     sampled.setdefault(span.call, []).append((span.first_sampled, span.num_tokens))
-        for call in self._calls.values():
-            if call.call in self._left_out:
+        for call in self.calls.values():
+            if call.id in self._left_out:
                 continue
             stop = 0
-            for first, num_tokens in sorted(sampled.get(call.call, [])):
+            for first, num_tokens in sorted(sampled.get(call.id, [])):
                 if first != stop:
-                    raise InvariantViolated("every sampled token stands once", f"{call.call}: token {stop} at {first}")
+                    raise InvariantViolated("every sampled token stands once", f"{call.id}: token {stop} at {first}")
                 stop += num_tokens
             if stop != call.num_sampled:
-                raise InvariantViolated("every sampled token stands once", f"{call.call}: {stop} of {call.num_sampled} tokens")
+                raise InvariantViolated("every sampled token stands once", f"{call.id}: {stop} of {call.num_sampled} tokens")
 
 
 def _node_behavior(node: TreeNode, calls: dict[CallId, RecordedCall]) -> tuple[np.ndarray, np.ndarray]:
@@ -205,21 +192,21 @@ def _validate_node(node: TreeNode, nodes: tuple[TreeNode, ...]) -> None:
             raise InvariantViolated("children begin where their parent ends", f"node {child}")
 
 
-def _spans(run: NodeDraft) -> list[Span]:
+def _spans(run: NodeDraft, is_trainable: bool) -> list[Span]:
     """Join pieces of one origin, cut where an unanswered call stops being extended."""
     spans: list[Span] = []
     start = 0
     for strand, first, num_tokens in run.pieces:
         call, is_sampled = strand.call, first >= strand.sampled_from
         is_seen = is_sampled and first + num_tokens <= strand.masked_from
-        may_train = is_seen and call.started.trainable and call.started.temperature > 0
+        may_train = is_seen and is_trainable
         trainable = may_train and (call.is_answered or first + num_tokens <= strand.extended_to)
         first_sampled = first - strand.sampled_from if is_sampled else -1
         last = spans[-1] if spans else None
-        if last and (last.call, last.trainable, last.is_sampled) == (call.call, trainable, is_sampled):
+        if last and (last.call, last.trainable, last.is_sampled) == (call.id, trainable, is_sampled):
             spans[-1] = msgspec.structs.replace(last, stop=last.stop + num_tokens)
         else:
-            spans.append(Span(start, start + num_tokens, call.call, first_sampled, trainable))
+            spans.append(Span(start, start + num_tokens, call.id, first_sampled, trainable))
         start += num_tokens
     return spans
 
@@ -240,13 +227,13 @@ def _digests(runs: list[NodeDraft], spans: dict[int, list[Span]], token_ids: dic
     return digests
 
 
-def _number(runs: list[NodeDraft]) -> tuple[TreeNode, ...]:
+def _number(runs: list[NodeDraft], *, is_trainable: bool) -> tuple[TreeNode, ...]:
     """Number runs depth first, siblings by content; without recursion, since chains of calls may be long."""
-    spans = {id(run): _spans(run) for run in runs}
+    spans = {id(run): _spans(run, is_trainable) for run in runs}
     token_ids = {id(run): _token_ids(run) for run in runs}
     digests = _digests(runs, spans, token_ids)
 
-    def content(run: NodeDraft) -> tuple[bytes, bytes, tuple[float, int, str]]:
+    def content(run: NodeDraft) -> tuple[bytes, bytes, int]:
         first = token_ids[id(run)][:64].astype(">i4").tobytes()
         return first, digests[id(run)], min(piece.strand.order for piece in run.pieces)
 

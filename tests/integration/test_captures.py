@@ -31,7 +31,7 @@ def replay(rendering, tmp_path):
     def run(capture: Path, name: str = "one", **options) -> tuple[Replay, TrajectoryTree]:
         order = options.pop("order", None)
         replay = Replay(capture, rendering, tmp_path / name, **options)
-        tree = TrajectoryTree.build(asyncio.run(replay.run(order)).session.rows.events())
+        tree = TrajectoryTree(asyncio.run(replay.run(order)).session.calls)
         tree.validate()
         return replay, tree
 
@@ -42,17 +42,17 @@ def replay(rendering, tmp_path):
 def test_labels_and_tokens(capture, replay):
     """Every label is reproduced; every token that the engine made is sampled in the tree once, none that it did not."""
     played, tree = replay(capture)
-    rows = played.execution.session.rows
+    calls = played.execution.session.calls
     assert labels(played, tree) == told_labels(played)
 
     for seq, number in played.calls.items():
         whole = list(played.rendering.tokenizer.encode(played.answers[seq].sampled()))
-        answer = rows.answer_ids(number)
+        answer = calls.answer_ids(number)
         assert answer == whole[: len(answer)]
-        if not rows[number].is_abandoned:
+        if not calls[number].is_abandoned:
             assert answer == whole
     sampled = sum(span.num_tokens for node in tree.nodes for span in node.spans if span.is_sampled)
-    assert sampled == played.engine.stats().tokens_generated == sum(call.num_sampled for call in rows)
+    assert sampled == played.engine.stats().tokens_generated == sum(call.num_sampled for call in calls)
 
 
 @pytest.mark.parametrize("capture", CAPTURES, ids=lambda path: path.name.partition(".")[0])
@@ -85,7 +85,7 @@ def test_whole_answers_give_the_records_of_streams(name, replay):
 
 def labels(played: Replay, tree: TrajectoryTree) -> dict[float, str]:
     roles = assign_roles(tree.calls)
-    return {seq: roles[played.execution.session.rows[number].id].value for seq, number in played.calls.items()}
+    return {seq: roles[played.execution.session.calls[number].id].value for seq, number in played.calls.items()}
 
 
 def told_labels(played: Replay) -> dict[float, str]:

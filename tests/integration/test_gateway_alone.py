@@ -89,10 +89,10 @@ def test_harnesses_are_served_and_recorded_and_it_goes_on_after_a_stop(tmp_path)
             assert (body["model"], body["return_token_ids"], body["top_k"], body["top_p"]) == ("served", True, -1, 1.0)
             assert body["max_tokens"] == 500 - len(body["prompt"])
         records = {recorded.opened.execution: recorded for recorded in recorded_executions(tmp_path / "records" / "gateway.log")}
-        events = records["one"].rows.events()
+        events = records["one"].records()
         starts = [event for event in events if isinstance(event, CallStarted)]
         sampled = [event for event in events if isinstance(event, TokensSampled)]
-        assert [start.base for start in starts] == [None, starts[0].call]
+        assert [start.base for start in starts] == [-1, starts[0].call]
         assert [unpack(event.token_ids, TOKEN).tolist() for event in sampled] == [ids(said)] * 2
         assert unpack(sampled[0].logprobs, LOGPROB).tolist() == [-0.5 - at / 64 for at in range(len(ids(said)))]
 
@@ -131,7 +131,7 @@ def test_a_model_here_is_served_and_recorded(tmp_path):
                 await create(model="m", messages=[{"role": "user", "content": "x" * 300}])
         assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
         (recorded,) = recorded_executions(tmp_path / "records" / "gateway.log")
-        events = recorded.rows.events()
+        events = recorded.records()
         sampled: dict[object, list[int]] = {}
         for event in events:
             if isinstance(event, TokensSampled):

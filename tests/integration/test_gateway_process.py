@@ -124,7 +124,7 @@ def test_streams_over_tcp_and_gives_the_records(tmp_path):
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
             assert text == "Hello there"
             closed = await process.owner.close_execution("e1")
-            sampled = b"".join(event.token_ids for event in closed.events if isinstance(event, TokensSampled))
+            sampled = b"".join(event.token_ids for event in closed.records if isinstance(event, TokensSampled))
             assert list(memoryview(sampled).cast("i")) == ids(said)
             assert (await process.owner.close_execution("e1")) == closed
 
@@ -153,8 +153,8 @@ def test_killed_gateway_continues_from_the_last_token(tmp_path):
             answer = await ai(process, opened.key).chat.completions.create(model="m", messages=[USER])
             assert answer.choices[0].message.content == "one two three four five"
             closed = await process.owner.close_execution("e1")
-            starts = [event for event in closed.events if isinstance(event, CallStarted)]
-            ends = [event for event in closed.events if isinstance(event, CallFinished)]
+            starts = [event for event in closed.records if isinstance(event, CallStarted)]
+            ends = [event for event in closed.records if isinstance(event, CallFinished)]
             assert starts[1].base == starts[0].call and starts[1].context_ids == b""
             assert [end.abandoned for end in ends] == [True, False]
             assert ends[0].num_sampled >= 7 and ends[0].num_sampled + ends[1].num_sampled == len(ids(said))

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from qwengyre.core.arrays import FLAG, LOGPROB, TOKEN, VERSION, unpack
 from qwengyre.core.records import ROLE_PRIORITY, Role
+from qwengyre.testing.call_records import opened, tree_of
 from qwengyre.testing.random_calls import interleave, random_execution
+from qwengyre.trajectory.calls import CallLog
 from qwengyre.trajectory.paths import candidate_paths, is_target, num_targets
 from qwengyre.trajectory.roles import assign_roles
 from qwengyre.trajectory.sampling import sample_trajectories
@@ -20,11 +22,12 @@ executions = st.builds(
     st.integers(1, 14),
     st.integers(1, 6),
 )
+EXECUTION = "e000000-0"
 seeds = st.integers(0, 2**32)
 
 
 def in_order(calls) -> TrajectoryTree:
-    return TrajectoryTree.build(event for call in calls for event in call.events)
+    return tree_of(*(call.records for call in calls), execution=EXECUTION)
 
 
 def outline(tree: TrajectoryTree) -> list[tuple]:
@@ -35,35 +38,36 @@ def outline(tree: TrajectoryTree) -> list[tuple]:
 
 @given(executions, seeds)
 def test_interleaving_does_not_matter(calls, seed):
-    tree = TrajectoryTree.build(interleave(calls, np.random.default_rng(seed)))
+    tree = tree_of(interleave(calls, np.random.default_rng(seed)), execution=EXECUTION)
     tree.validate()
     assert outline(tree) == outline(in_order(calls))
 
 
 @given(executions, seeds)
-def test_tree_read_after_every_event_is_valid_and_ends_the_same(calls, seed):
-    tree = TrajectoryTree()
-    for event in interleave(calls, np.random.default_rng(seed)):
-        tree.apply(event)
+def test_tree_read_after_every_record_is_valid_and_ends_the_same(calls, seed):
+    log = CallLog(opened(EXECUTION))
+    for record in interleave(calls, np.random.default_rng(seed)):
+        log.apply(record)
+        tree = TrajectoryTree(log)
         tree.validate(final=False)
     assert outline(tree) == outline(in_order(calls))
 
 
 @given(executions)
-def test_rows_read_back_token_by_token_with_their_origin(calls):
+def test_sequences_read_back_token_by_token_with_their_origin(calls):
     tree = in_order(calls)
     for call in calls:
-        row = tree.row(call.call)
-        assert tree.token_ids_T(row).tolist() == call.row
+        path = tree.path_of(call.call)
+        assert tree.token_ids_T(path).tolist() == call.sequence
         own = [
             (node.depth + span.start + index, span.first_sampled + index)
-            for node in (tree.nodes[part.node] for part in row)
+            for node in (tree.nodes[part.node] for part in path)
             for span in node.spans
             if span.is_sampled and span.call == call.call
             for index in range(span.num_tokens)
         ]
         assert own == [(len(call.prompt) + index, index) for index in range(len(call.sampled))]
-        logprob_T, _ = tree.behavior_T(row)
+        logprob_T, _ = tree.behavior_T(path)
         assert logprob_T[len(call.prompt) :].tolist() == [-(index + 1) / 16 for index in range(len(call.sampled))]
 
 
@@ -73,7 +77,7 @@ def test_every_sampled_token_stands_once_and_is_trainable_iff_the_client_has_it(
     tree.validate()
     passed: dict[tuple[int, int], set[str]] = {}
     for call in calls:
-        for part in tree.row(call.call):
+        for part in tree.path_of(call.call):
             for index in range(part.num_tokens):
                 passed.setdefault((part.node, index), set()).add(call.call)
     by_name = {call.call: call for call in calls}
@@ -85,7 +89,7 @@ def test_every_sampled_token_stands_once_and_is_trainable_iff_the_client_has_it(
                 is_masked = span.first_sampled + index - span.start >= len(call.sampled) - call.num_masked
                 assert not (is_masked and span.is_sampled and is_gone_on_from)
                 was_seen = span.is_sampled and not is_masked and (call.answered or is_gone_on_from)
-                assert span.trainable == (call.trainable and was_seen)
+                assert span.trainable == was_seen
 
 
 @given(executions)
@@ -105,7 +109,7 @@ def test_siblings_that_begin_with_one_token_are_samples_of_different_calls(calls
 @given(executions)
 def test_tree_never_holds_more_than_the_record(calls):
     assert in_order(calls).num_distinct_tokens <= sum(
-        len(event.context_ids) // 4 for call in calls for event in call.events[:1]
+        len(record.context_ids) // 4 for call in calls for record in call.records[:1]
     ) + sum(len(call.sampled) for call in calls)
 
 

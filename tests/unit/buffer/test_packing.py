@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qwengyre.buffer.packing import num_distinct_tokens, pack_group, split_execution
 from qwengyre.core.records import End, Outcome, Validity
-from qwengyre.testing.call_events import call_events
+from qwengyre.testing.call_records import call_records, tree_of
 from qwengyre.testing.random_calls import random_execution
 from qwengyre.trainer import rows
 from qwengyre.trainer.config import TrainerConfig
@@ -34,12 +34,10 @@ def group_of(trees: list[TrajectoryTree], **config):
 def answers(execution: int, lengths: list[int], prompt: list[int] = PROMPT) -> TrajectoryTree:
     """One shared prompt, then a branch for every length."""
     name = f"e000003-{execution}"
-    calls = [call_events(f"{name}/c0", prompt, [execution] * lengths[0])]
+    calls = [call_records(0, prompt, [execution] * lengths[0])]
     for index, length in enumerate(lengths[1:], start=1):
-        calls.append(
-            call_events(f"{name}/c{index}", [50 + index], [1] * length, base=f"{name}/c0", base_tokens=len(prompt), at=index)
-        )
-    return TrajectoryTree.build(event for call in calls for event in call)
+        calls.append(call_records(index, [50 + index], [1] * length, base=0, base_tokens=len(prompt), at=index))
+    return tree_of(*calls, execution=name)
 
 
 def test_executions_are_merged_up_to_the_target_and_the_shared_prompt_counts_once():
@@ -86,7 +84,7 @@ def test_path_over_the_budget_is_a_micro_step_of_its_own():
 
 
 def test_nothing_to_compute_is_in_no_micro_step():
-    executions = group_of([TrajectoryTree.build([])])
+    executions = group_of([tree_of()])
     assert len(executions) == 1
     assert pack_group(executions, step=0, config=TrajectoryConfig(), max_tokens=BUDGET) == []
 
@@ -95,8 +93,8 @@ def test_nothing_to_compute_is_in_no_micro_step():
 def test_every_trajectory_is_packed_once_and_budgets_hold(seed, num_executions, budget, target):
     rng = np.random.default_rng(seed)
     trees = [
-        TrajectoryTree.build(event for call in random_execution(rng, 8, execution=f"e000003-{index}") for event in call.events)
-        for index in range(num_executions)
+        tree_of(*(call.records for call in random_execution(rng, 8, execution=name)), execution=name)
+        for name in (f"e000003-{index}" for index in range(num_executions))
     ]
     executions = group_of(trees)
     steps = pack_group(executions, step=0, config=TrajectoryConfig(micro_step_tokens=target), max_tokens=budget)

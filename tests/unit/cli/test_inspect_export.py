@@ -17,13 +17,12 @@ from qwengyre.cli.output import write_text
 from qwengyre.cli.run_records import last_attempts, open_run, read_scores
 from qwengyre.core.arrays import LOGPROB, TOKEN, pack
 from qwengyre.core.records import End, Outcome, Validity
-from qwengyre.gateway.records import Asked, Closed, Ended, GatewayRecord, Opened, Sampled
 from qwengyre.gateway.templates.jinja import ChatTemplate
 from qwengyre.journal import Journal
 from qwengyre.runtime.records import CallCounts, ControllerRecord, Decided, ExecutionDone
 from qwengyre.scheduler.commands import Dispatch
-from qwengyre.testing.call_events import PLAIN
-from qwengyre.trajectory.records import RoleHints
+from qwengyre.testing.call_records import PLAIN
+from qwengyre.trajectory.records import CallFinished, CallStarted, Closed, GatewayRecord, Opened, RoleHints, TokensSampled
 from qwengyre.warmup.chat_template import CHAT_TEMPLATE
 
 SPECIALS = (
@@ -68,7 +67,7 @@ class Book:
         self.journal.append(Opened(session, name, attempt, 0, temperature, True, 1000, 100, "policy"))
         for call, (base, base_tokens, context, sampled, hints) in enumerate(calls):
             self.journal.append(
-                Asked(
+                CallStarted(
                     session,
                     call,
                     base,
@@ -84,8 +83,8 @@ class Book:
                 )
             )
             logprobs = pack([-0.5] * len(sampled), LOGPROB)
-            self.journal.append(Sampled(session, call, pack(sampled, TOKEN), logprobs, 3, "cell-1"))
-            self.journal.append(Ended(session, call, "stop", len(sampled), 0, False, call + 0.5, 0, 0.0, "", len(sampled)))
+            self.journal.append(TokensSampled(session, call, pack(sampled, TOKEN), logprobs, 3, "cell-1"))
+            self.journal.append(CallFinished(session, call, "stop", len(sampled), 0, False, call + 0.5, 0, 0.0, "", len(sampled)))
         if closed:
             self.journal.append(Closed(session))
 

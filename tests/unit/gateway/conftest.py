@@ -17,10 +17,10 @@ from qwengyre.gateway.app import HarnessApp
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.control import Control
 from qwengyre.gateway.gateway import Execution, Gateway, open_journal
-from qwengyre.gateway.records import Opened
 from qwengyre.gateway.rendering import Rendering
 from qwengyre.testing.engines import ScriptedEngine, replies
 from qwengyre.testing.tokenizers import write_byte_tokenizer
+from qwengyre.trajectory.records import Opened
 
 SECRET = b"s" * 32
 

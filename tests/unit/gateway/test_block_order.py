@@ -35,7 +35,7 @@ def test_responses_keep_the_order_of_items(bench, streams, keeps_ids):
             result = {"type": "function_call_output", "call_id": output[1].call_id, "output": "r"}
             again = [{"role": "user", "content": "go"}, *items, result]
             await client.responses.create(model="m", input=again, tools=tools)
-            assert [call.asked.cause for call in execution.session.rows] == ["root", "extends"]
+            assert [call.started.cause for call in execution.session.calls] == ["root", "extends"]
 
     asyncio.run(scenario())
 
@@ -55,7 +55,7 @@ def test_messages_keep_the_order_of_blocks(bench, streams):
                 result = {"type": "tool_result", "tool_use_id": content[1]["id"], "content": "r"}
                 history = [*asked["messages"], {"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
                 await http.post("/v1/messages", json=asked | {"messages": history}, headers=headers)
-            assert [call.asked.cause for call in execution.session.rows] == ["root", "extends"]
+            assert [call.started.cause for call in execution.session.calls] == ["root", "extends"]
 
     asyncio.run(scenario())
 

@@ -85,14 +85,14 @@ def test_the_next_turn_goes_on_while_the_engine_still_owes_tokens(bench, name, u
             await until_sampled(execution, num_tokens)
             if has_hung_up:
                 await cut.hang_up()
-            call_id = execution.session.tool_use_id(execution.session.rows[0].asked, 0)
+            call_id = execution.session.tool_use_id(execution.session.calls[0].started, 0)
             assert call_id.encode() in cut.body
             await engine.grant("e000001-0/c1#1", 100)
             got = await post(bench, execution, name, asked(name, history_after(name, call_id))).finish()
             assert got.status == 200, got.body
-            row = execution.session.rows[1]
-            assert (row.asked.cause, row.asked.base) == ("extends", 0)
-            prompt = bench.text(execution.session.rows.row(1, row.num_prompt).tolist())
+            row = execution.session.calls[1]
+            assert (row.started.cause, row.started.base) == ("extends", 0)
+            prompt = bench.text(execution.session.calls.sequence(1, row.num_prompt).tolist())
             assert f"Look.\n{FIRST}<|im_end|>\n<|im_start|>user\n<tool_response>\nr" in prompt and SECOND not in prompt
             is_over.set()
 
@@ -110,10 +110,10 @@ def test_what_the_client_went_on_from_is_trained_and_nothing_after_it(bench, nam
             await engine.grant("e000001-0/c0#1", num_tokens)
             await until_sampled(execution, num_tokens)
             await cut.hang_up()
-            call_id = execution.session.tool_use_id(execution.session.rows[0].asked, 0)
+            call_id = execution.session.tool_use_id(execution.session.calls[0].started, 0)
             await engine.grant("e000001-0/c1#1", 100)
             await post(bench, execution, name, asked(name, history_after(name, call_id))).finish()
-            tree = TrajectoryTree.build((await bench.gateway.close(execution.id)).rows.events())
+            tree = TrajectoryTree(await bench.gateway.close(execution.id))
             tree.validate()
             trained = [
                 bench.text(node.token_ids[span.start : span.stop].tolist())

@@ -77,9 +77,9 @@ def test_second_call_extends_the_sampled_tokens(bench):
             prompt = bench.text(list(memoryview(engine.requests[1].token_ids).cast("i")))
             assert first in prompt
             assert prompt.endswith("<tool_response>\nok\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
-            events = (await bench.gateway.close(execution.id)).rows.events()
+            events = (await bench.gateway.close(execution.id)).records()
             starts = [event for event in events if isinstance(event, CallStarted)]
-            assert [start.base for start in starts] == [None, starts[0].call]
+            assert [start.base for start in starts] == [-1, starts[0].call]
             assert [start.cause.value for start in starts] == ["root", "extends"]
             sampled = [event for event in events if isinstance(event, TokensSampled)]
             assert bench.text(list(memoryview(sampled[0].token_ids).cast("i"))) == first
@@ -112,7 +112,7 @@ def test_calls_wait_for_a_route_and_move_in_mid_answer(bench):
             assert answer.choices[0].message.content == "one two three four"
             assert destination.requests[0].sampling.first_index == 5
             closed = await bench.gateway.close(execution.id)
-            assert [(span.start, span.server) for span in closed.rows[0].spans] == [(0, "cell-0"), (5, "cell-1")]
+            assert [(span.start, span.server) for span in closed[0].runs] == [(0, "cell-0"), (5, "cell-1")]
             assert bench.gateway.stats.calls_moved == 1
 
     asyncio.run(scenario())
@@ -155,7 +155,7 @@ def test_its_owner_opens_moves_asks_and_closes(bench):
             assert route.server is None
             assert (await bench.ask(ReportCounts())).stats == bench.gateway.stats
             closed = await bench.ask(CloseExecution("e000009-1"))
-            assert closed.events == [] and closed.attempt == 1
+            assert closed.records == [] and closed.opened.attempt == 1
             assert bench.gateway.by_key(higher.key) is None
             assert await bench.ask(CloseExecution("e000009-1")) == closed
             with pytest.raises(UnknownExecution, match="nobody was never opened here"):
@@ -189,7 +189,7 @@ def test_stop_strings_hide_but_record_tokens(bench, stop):
             assert answer.choices[0].message.content == "one two "
             assert answer.choices[0].finish_reason == "stop"
             closed = await bench.gateway.close(execution.id)
-            assert "three" in bench.text(closed.rows.answer_ids(0))
+            assert "three" in bench.text(closed.answer_ids(0))
 
     asyncio.run(scenario())
 
@@ -209,7 +209,7 @@ def test_a_move_carries_the_kv_so_that_nothing_is_computed_twice(bench, prefix):
             moved = await move(bench.gateway, MoveCalls("cell-0", {execution.id: "cell-1"}))
             await destination.grant("e000001-0/c0#2", 100)
             assert (await asking).choices[0].message.content == "one two three"
-            row = execution.session.rows[0]
+            row = execution.session.calls[0]
             assert (moved.calls_moved, moved.tokens_moved, moved.tokens_recomputed) == (1, row.num_prompt + 3, 0)
             assert bench.gateway.stats.tokens_recomputed_after_move == 0
             assert destination.stats().tokens_prefilled == 1

@@ -239,9 +239,9 @@ def test_without_calls_wanted_a_call_is_text_and_the_next_turn_goes_on(bench, na
             key = "input" if name == "responses" else "messages"
             asked[key] += [{"role": "assistant", "content": text}, {"role": "user", "content": "no"}]
             await post(bench, execution, name, asked)
-            session = await bench.gateway.close(execution.id)
-            assert [call.asked.cause for call in session.rows][1] in ("extends", "rerendered")
-            assert session.rows[1].asked.base == 0
+            calls = await bench.gateway.close(execution.id)
+            assert [call.started.cause for call in calls][1] in ("extends", "rerendered")
+            assert calls[1].started.base == 0
 
     asyncio.run(scenario())
 
@@ -259,8 +259,8 @@ def test_with_one_call_wanted_the_next_context_ends_after_the_first(bench, name,
             assert b'"a\\": 2' not in got.body and b'"a":2' not in got.body and got.status == 200
             if not stream:
                 assert answer(name, got) == ("", ["run"])
-            session = await bench.gateway.close(execution.id)
-            ended = session.rows[0].ended
+            calls = await bench.gateway.close(execution.id)
+            ended = calls[0].finished
             assert ended.num_seen == len(bench.ids(first)) and ended.num_masked == ended.num_sampled - ended.num_seen
             assert ended.reason == "stop"
 
@@ -278,9 +278,9 @@ def test_the_context_after_one_of_two_calls_extends_the_first(bench):
             message = json.loads((await post(bench, execution, "chat", asked)).body)["choices"][0]["message"]
             asked["messages"] += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "r"}]
             await post(bench, execution, "chat", asked)
-            session = await bench.gateway.close(execution.id)
-            prompt = bench.text(session.rows.row(1, session.rows[1].num_prompt).tolist())
-            assert session.rows[1].asked.cause == "extends" and f"{first}<|im_end|>" in prompt and second not in prompt
+            calls = await bench.gateway.close(execution.id)
+            prompt = bench.text(calls.sequence(1, calls[1].num_prompt).tolist())
+            assert calls[1].started.cause == "extends" and f"{first}<|im_end|>" in prompt and second not in prompt
 
     asyncio.run(scenario())
 
@@ -359,8 +359,8 @@ def test_tools_of_one_name_in_two_namespaces_have_two_names_for_the_policy(bench
             outputs = [{"type": "function_call_output", "call_id": call, "output": "r"} for call in (got["call_id"], "f")]
             asked["input"] += [got, outputs[0], foreign, outputs[1]]
             assert (await post(bench, execution, "responses", asked)).status == 200
-            session = await bench.gateway.close(execution.id)
-            prompt = bench.text(session.rows.row(1, session.rows[1].num_prompt).tolist())
+            calls = await bench.gateway.close(execution.id)
+            prompt = bench.text(calls.sequence(1, calls[1].num_prompt).tolist())
             assert said[0] in prompt and '{"name": "mcp__a__search", "arguments": {}}' in prompt
 
     asyncio.run(scenario())
@@ -460,8 +460,8 @@ def test_a_thinking_part_of_an_assistant_is_its_reasoning(bench):
             parts = [{"type": "thinking", "thinking": "so"}, {"type": "text", "text": "Hello!"}]
             asked["messages"] += [{"role": "assistant", "content": parts}, {"role": "user", "content": "b"}]
             assert (await post(bench, execution, "chat", asked)).status == 200
-            session = await bench.gateway.close(execution.id)
-            assert session.rows[1].asked.base == 0
+            calls = await bench.gateway.close(execution.id)
+            assert calls[1].started.base == 0
 
     asyncio.run(scenario())
 

@@ -42,7 +42,7 @@ def roles(bench, session: Callable[[Harness], Awaitable[None]], answers: Sequenc
             live = await bench.open(engine=bench.says(*(f"{answer}<|im_end|>" for answer in answers)))
             async with bench.http(live) as http:
                 await session(Harness(http))
-            tree = TrajectoryTree.build(live.session.rows.events())
+            tree = TrajectoryTree(live.session.calls)
             tree.validate()
             return list(assign_roles(tree.calls).values())
 

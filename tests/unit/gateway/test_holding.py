@@ -89,9 +89,9 @@ def test_retry_of_a_cut_call_goes_on_with_its_tokens(bench, path):
             again = await ask(bench, execution, path, stream=False).finish()
             assert b"one two three four" in again.body
             assert engine.requests[1].sampling.first_index == 7
-            session = await bench.gateway.close(execution.id)
-            assert bench.text(session.rows.answer_ids(1)) == SAID
-            assert [call.ended.abandoned for call in session.rows] == [True, False]
+            calls = await bench.gateway.close(execution.id)
+            assert bench.text(calls.answer_ids(1)) == SAID
+            assert [call.finished.abandoned for call in calls] == [True, False]
 
     asyncio.run(scenario())
 
@@ -119,9 +119,9 @@ def test_answered_context_asked_again_is_sampled_anew(bench):
             execution = await bench.open(engine=engine)
             answers = [(await ask(bench, execution, "/v1/chat/completions", stream=False).finish()).body for _ in range(3)]
             assert len({json.loads(body)["choices"][0]["message"]["content"] for body in answers}) == 3
-            session = await bench.gateway.close(execution.id)
-            assert [call.asked.base for call in session.rows] == [-1, 0, 0]
-            assert [call.asked.cause for call in session.rows] == ["root", "retry", "retry"]
+            calls = await bench.gateway.close(execution.id)
+            assert [call.started.base for call in calls] == [-1, 0, 0]
+            assert [call.started.cause for call in calls] == ["root", "retry", "retry"]
 
     asyncio.run(scenario())
 
@@ -168,8 +168,8 @@ def test_engine_that_dies_in_mid_answer_is_not_noticed(bench):
             await exchange.finish()
             assert b"message_stop" in exchange.body and b"error" not in exchange.body
             assert other.requests[0].sampling.first_index == 6
-            session = await bench.gateway.close(execution.id)
-            assert bench.text(session.rows.answer_ids(0)) == SAID
+            calls = await bench.gateway.close(execution.id)
+            assert bench.text(calls.answer_ids(0)) == SAID
 
     asyncio.run(scenario())
 
@@ -262,9 +262,9 @@ def test_a_close_keeps_the_last_tokens_of_running_calls(bench):
             exchange = ask(bench, execution, "/v1/chat/completions")
             await engine.grant("e000001-0/c0#1", 5)
             await until(lambda: execution.live and execution.live[0].tokens.num_sampled == 5)
-            session = await bench.gateway.close(execution.id)
+            calls = await bench.gateway.close(execution.id)
             await exchange.finish()
-            assert session.rows[0].ended.abandoned and session.rows[0].ended.num_sampled == 5
+            assert calls[0].finished.abandoned and calls[0].finished.num_sampled == 5
             assert (bench.gateway.stats.server_errors, bench.gateway.stats.closed_while_waiting) == (0, 1)
             assert b"closed" in exchange.body
 
@@ -284,10 +284,10 @@ def test_a_call_whose_execution_is_closed_while_its_long_prompt_is_encoded_start
             messages = [{"role": "user", "content": "word " * (LARGE_CHARS // 4)}]
             exchange = ask(bench, execution, "/v1/chat/completions", messages=messages)
             await until(lambda: bench.gateway._encoding._value < CONCURRENT_ENCODINGS)
-            session = await bench.gateway.close(execution.id)
+            calls = await bench.gateway.close(execution.id)
             is_closed.set()
             await exchange.finish()
-            assert exchange.status == 401 and not execution.live and not len(session.rows)
+            assert exchange.status == 401 and not execution.live and not len(calls)
 
     asyncio.run(scenario())
 

@@ -52,9 +52,9 @@ def test_a_turn_that_refers_to_all_items_extends_the_answer(keeps_reasoning, tmp
         outputs = [{"type": "function_call_output", "call_id": item["call_id"], "output": "r"} for item in items[2:]]
         got = await post(bench, execution, [*given, *map(refer, items), *outputs], stream=stream)
         assert got.status == 200, got.body
-        session = await bench.gateway.close(execution.id)
-        assert session.rows[1].asked.cause == "extends" and session.rows[1].asked.base == 0
-        assert SAID in bench.text(session.rows.row(1, session.rows[1].num_prompt).tolist())
+        calls = await bench.gateway.close(execution.id)
+        assert calls[1].started.cause == "extends" and calls[1].started.base == 0
+        assert SAID in bench.text(calls.sequence(1, calls[1].num_prompt).tolist())
 
     async def scenario():
         first = bench()

@@ -130,8 +130,8 @@ def test_policy_that_writes_json_which_nobody_reads_breaks_nothing(bench, path, 
             body = {LIST_OF[path]: [{"role": "user", "content": "a"}], "stream": stream, **tools}
             heard = await post(bench, path, json.dumps(body).encode(), execution.keys.key)
             assert heard.status == 200 and b"the gateway failed" not in heard.body
-            session = await bench.gateway.close(execution.id)
-            assert session.rows[0].ended.reason == "stop" and session.rows.answer_ids(0) == bench.ids(answer)
+            calls = await bench.gateway.close(execution.id)
+            assert calls[0].finished.reason == "stop" and calls.answer_ids(0) == bench.ids(answer)
 
     bench.gateway.config = GatewayConfig(max_context_tokens=100_000, max_tokens_per_call=100_000)
     asyncio.run(scenario())

@@ -55,9 +55,9 @@ async def two_turns(bench, execution, dialect) -> list:
     return [first, await ask(bench, execution, dialect(turns))]
 
 
-def trained(bench, session) -> list[str]:
+def trained(bench, calls) -> list[str]:
     """Text of the tokens of each call that may be trained."""
-    tree = TrajectoryTree.build(session.rows.events())
+    tree = TrajectoryTree(calls)
     tree.validate()
     found = {call: "" for call in tree.calls}
     for node in tree.nodes:
@@ -67,8 +67,8 @@ def trained(bench, session) -> list[str]:
     return list(found.values())
 
 
-def prompt(bench, session, number: int) -> str:
-    return bench.text(session.rows.row(number, session.rows[number].num_prompt).tolist())
+def prompt(bench, calls, number: int) -> str:
+    return bench.text(calls.sequence(number, calls[number].num_prompt).tolist())
 
 
 def qwen3_that_keeps_reasoning(folder: Path) -> Rendering:
@@ -85,11 +85,11 @@ def test_the_next_prompt_goes_on_before_the_stop_string(model, tmp_path, dialect
             execution = await bench.open(engine=bench.says(SAID, GOES_ON, tokens_per_chunk=tokens_per_chunk))
             first, _ = await two_turns(bench, execution, dialect)
             assert text_in(first) == SEEN
-            session = await bench.gateway.close(execution.id)
-            assert session.rows[1].asked.cause == "extends"
-            assert f"{SEEN}<|im_end|>\n<|im_start|>user\nObservation: a.py<|im_end|>" in prompt(bench, session, 1)
-            assert bench.text(session.rows.answer_ids(0)).startswith(f"{SEEN}{STOP}"), "it is recorded"
-            assert trained(bench, session) == [SEEN, GOES_ON]
+            calls = await bench.gateway.close(execution.id)
+            assert calls[1].started.cause == "extends"
+            assert f"{SEEN}<|im_end|>\n<|im_start|>user\nObservation: a.py<|im_end|>" in prompt(bench, calls, 1)
+            assert bench.text(calls.answer_ids(0)).startswith(f"{SEEN}{STOP}"), "it is recorded"
+            assert trained(bench, calls) == [SEEN, GOES_ON]
 
     asyncio.run(scenario())
 
@@ -110,8 +110,8 @@ def test_an_answer_without_the_stop_string_is_whole(bench):
             execution = await bench.open(engine=bench.says("Action: ls\nObserve<|im_end|>"))
             answer = await ask(bench, execution, chat([{"role": "user", "content": "hi"}]))
             assert text_in(answer) == "Action: ls\nObserve"
-            session = await bench.gateway.close(execution.id)
-            assert trained(bench, session) == ["Action: ls\nObserve<|im_end|>"]
+            calls = await bench.gateway.close(execution.id)
+            assert trained(bench, calls) == ["Action: ls\nObserve<|im_end|>"]
 
     asyncio.run(scenario())
 
@@ -149,9 +149,9 @@ def test_a_client_that_hangs_up_never_saw_what_may_have_become_a_stop_string(ben
             await engine.grant("e000001-0/c1#1", 1000)
             retried = await ask(bench, execution, chat([{"role": "user", "content": "hi"}]))
             assert text_in(retried) == SEEN
-            session = await bench.gateway.close(execution.id)
-            assert session.rows[0].ended.num_seen == len(bench.ids(SEEN))
-            assert trained(bench, session) == [SEEN, ""], "what the retry masks was sampled by the call before it"
+            calls = await bench.gateway.close(execution.id)
+            assert calls[0].finished.num_seen == len(bench.ids(SEEN))
+            assert trained(bench, calls) == [SEEN, ""], "what the retry masks was sampled by the call before it"
 
     asyncio.run(scenario())
 
@@ -172,9 +172,9 @@ def test_a_restarted_gateway_still_knows_an_answer_that_a_stop_string_ended(mode
             execution = await bench.open(engine=bench.says(GOES_ON))
             again = [*turns, {"role": "assistant", "content": text}, {"role": "user", "content": "Observation: a.py"}]
             await ask(bench, execution, chat(again))
-            session = await bench.gateway.close(execution.id)
-            assert (session.rows[1].asked.cause, "made-up" in prompt(bench, session, 1)) == ("extends", False)
-            assert trained(bench, session) == [SEEN, GOES_ON]
+            calls = await bench.gateway.close(execution.id)
+            assert (calls[1].started.cause, "made-up" in prompt(bench, calls, 1)) == ("extends", False)
+            assert trained(bench, calls) == [SEEN, GOES_ON]
 
     text = asyncio.run(begin_run(bench()))
     asyncio.run(go_on(bench(), text))
@@ -205,7 +205,7 @@ def test_a_gateway_killed_in_mid_answer_masks_what_came_after_the_stop_string(mo
 
     async def look(bench):
         async with bench.running():
-            (ended,) = [call.ended for call in bench.gateway.executions["e000001-0"].session.rows]
+            (ended,) = [call.finished for call in bench.gateway.executions["e000001-0"].session.calls]
             assert ended.num_seen == len(bench.ids(SEEN)) and ended.num_masked == ended.num_sampled - ended.num_seen
 
     asyncio.run(begin_run(bench()))
@@ -271,9 +271,9 @@ def test_the_first_half_of_a_token_that_the_stop_string_cut_is_context_again(tmp
         async with bench.running():
             execution = await bench.open(engine=bench.says(SAID, GOES_ON, tokens_per_chunk=3))
             await two_turns(bench, execution, chat)
-            session = await bench.gateway.close(execution.id)
-            assert session.rows[1].asked.cause == "extends"
-            assert f"{SEEN}<|im_end|>\n<|im_start|>user" in prompt(bench, session, 1)
-            assert trained(bench, session) == ["Thought: list.\nAction:", GOES_ON]
+            calls = await bench.gateway.close(execution.id)
+            assert calls[1].started.cause == "extends"
+            assert f"{SEEN}<|im_end|>\n<|im_start|>user" in prompt(bench, calls, 1)
+            assert trained(bench, calls) == ["Thought: list.\nAction:", GOES_ON]
 
     asyncio.run(scenario())

@@ -82,7 +82,7 @@ def test_part_that_is_no_text_is_told_of(bench, path, body, told):
             async with bench.http(execution) as http:
                 answer = await http.post(f"/v1/{path}", json={"model": "m", **body})
             assert answer.status_code == 200, answer.text
-            prompt = bench.text(execution.session.rows.row(0).tolist())
+            prompt = bench.text(execution.session.calls.sequence(0).tolist())
             assert told in prompt
 
     asyncio.run(scenario())
@@ -112,7 +112,7 @@ def test_half_of_a_character_is_read_as_one_that_is_missing(bench, path, written
                 assert answer.status_code == 200, answer.text
                 again = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": read}]})
                 await http.post(f"/v1/{path}", content=again)
-            assert [call.asked.cause for call in execution.session.rows] == ["root", "retry"]
+            assert [call.started.cause for call in execution.session.calls] == ["root", "retry"]
             assert bench.gateway.stats.characters_mended == num_mended
 
     asyncio.run(scenario())

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from qwengyre.core.errors import ConfigError
-from qwengyre.gateway.records import Asked, Ended, GatewayRecord, Opened
 from qwengyre.journal import Journal
 from qwengyre.runtime.records import ControllerRecord, Decided, RunOpened
 from qwengyre.scheduler.events import Event
@@ -19,7 +18,7 @@ from qwengyre.sim.results import SimulationJob, run_job
 from qwengyre.sim.settings import Setting, build
 from qwengyre.sim.workload import Workload, builtin_workloads
 from qwengyre.telemetry.folder import RunFolder
-from qwengyre.trajectory.records import RoleHints
+from qwengyre.trajectory.records import BranchCause, CallFinished, CallStarted, GatewayRecord, Opened, RoleHints
 
 WORKLOAD = msgspec.structs.replace(
     builtin_workloads()["nl122_v1"],
@@ -92,15 +91,15 @@ def test_held_time_of_calls_is_taken_out_and_moves_are_priced_by_it(tmp_path: Pa
             )
         )  # fmt: skip
         journal.append(
-            Asked(
-                session=0, call=0, base=-1, base_tokens=0, context_ids=b"", cause="", hints=RoleHints(dialect="chat"), at=100.0, key=b"",
+            CallStarted(
+                session=0, call=0, base=-1, base_tokens=0, context_ids=b"", cause=BranchCause.ROOT, hints=RoleHints(dialect="chat"), at=100.0, key=b"",
                 ordinal=0, first_index=0, dialect="chat",
             )
         )  # fmt: skip
         journal.append(
-            Ended(
-                session=0, call=0, reason="stop", num_sampled=1, cached_tokens=0, abandoned=False, at=500.0, num_moves=1,
-                held_s=300.0, detail="", num_seen=1,
+            CallFinished(
+                session=0, call=0, reason="stop", num_sampled=0, cached_tokens=0, abandoned=False, at=500.0, num_moves=1,
+                held_s=300.0, detail="", num_seen=0,
             )
         )  # fmt: skip
     after = measured_source(folder)

@@ -7,13 +7,11 @@ import pytest
 
 from qwengyre.buffer.packing import pack_group
 from qwengyre.core.arrays import FLAG, unpack
-from qwengyre.core.errors import MixedTemperatures
 from qwengyre.core.records import End, Outcome, Validity
-from qwengyre.testing.call_events import PLAIN, call_events
+from qwengyre.testing.call_records import call_records, tree_of
 from qwengyre.trajectory.advantages import group_advantages
 from qwengyre.trajectory.config import TrajectoryConfig
 from qwengyre.trajectory.process import FinishedExecution, process_group
-from qwengyre.trajectory.records import RoleHints
 from qwengyre.trajectory.tree import TrajectoryTree
 
 
@@ -23,12 +21,10 @@ def outcome(score: float, validity: Validity = Validity.VALID) -> Outcome:
 
 def branching(execution: str, rows: list[int]) -> TrajectoryTree:
     """An execution of one prompt with `rows` branches of so many trainable tokens each."""
-    calls = [call_events(f"{execution}/c0", [1], [2] * rows[0])]
+    calls = [call_records(0, [1], [2] * rows[0])]
     for index, length in enumerate(rows[1:], start=1):
-        calls.append(
-            call_events(f"{execution}/c{index}", [2 + index], [1] * length, base=f"{execution}/c0", base_tokens=1, at=index)
-        )
-    return TrajectoryTree.build(event for call in calls for event in call)
+        calls.append(call_records(index, [2 + index], [1] * length, base=0, base_tokens=1, at=index))
+    return tree_of(*calls, execution=execution)
 
 
 def group_of(rows: list[list[int]], scores: list[float], **config):
@@ -105,7 +101,7 @@ class TestProcessGroup:
         finished = [
             FinishedExecution("e000000-0", branching("e000000-0", [3]), outcome(1.0)),
             FinishedExecution("e000000-1", branching("e000000-1", [3]), outcome(0.0, Validity.DROPPED)),
-            FinishedExecution("e000000-2", TrajectoryTree.build([]), outcome(0.0, Validity.PLACEHOLDER)),
+            FinishedExecution("e000000-2", tree_of(execution="e000000-2"), outcome(0.0, Validity.PLACEHOLDER)),
         ]
         executions = process_group(0, finished, TrajectoryConfig(), seed=1)
         assert [(execution.execution, execution.advantage, execution.num_trainable) for execution in executions] == [
@@ -122,20 +118,11 @@ class TestProcessGroup:
         alone = process_group(0, [other, one], TrajectoryConfig(j_max=2), seed=1)
         assert alone[1].trajectories == first[1].trajectories
 
-    def test_temperature_is_that_of_the_trained_calls(self):
-        calls = [
-            *call_events("e/c0", [1], [2], temperature=0.7),
-            *call_events("e/c1", [3], [4], temperature=1.0, hints=RoleHints("chat", system_digest="title"), at=1),
-            *call_events("e/c2", [5], [6], temperature=0.0, hints=PLAIN, at=2),
-        ]
-        finished = [FinishedExecution("e", TrajectoryTree.build(calls), outcome(score)) for score in (1.0, 0.0)]
-        assert [execution.temperature for execution in process_group(0, finished, TrajectoryConfig(), seed=0)] == [0.7, 0.7]
-
-    def test_two_temperatures_in_one_execution_are_refused(self):
-        calls = [*call_events("e/c0", [1], [2], temperature=0.7), *call_events("e/c1", [5], [6], temperature=1.0, at=2)]
-        finished = [FinishedExecution("e", TrajectoryTree.build(calls), outcome(score)) for score in (1.0, 0.0)]
-        with pytest.raises(MixedTemperatures, match=r"e: .*0\.7, 1\.0"):
-            process_group(0, finished, TrajectoryConfig(), seed=0)
+    @pytest.mark.parametrize(("temperature", "trained_at"), [(0.7, 0.7), (0.0, 1.0)])
+    def test_temperature_is_that_of_the_attempt_or_1_when_nothing_is_trained(self, temperature, trained_at):
+        tree = tree_of(call_records(0, [1], [2]), temperature=temperature)
+        finished = [FinishedExecution("e", tree, outcome(score)) for score in (1.0, 0.0)]
+        assert [part.temperature for part in process_group(0, finished, TrajectoryConfig(), seed=0)] == [trained_at] * 2
 
 
 def test_recorded_log_probs_and_masks_line_up():

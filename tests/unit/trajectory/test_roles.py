@@ -7,11 +7,10 @@ import pytest
 
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.records import Role
-from qwengyre.testing.call_events import call_events
+from qwengyre.testing.call_records import call_records, tree_of
 from qwengyre.trajectory.harness_rules import BUILTIN, RequestTexts, captured_headers, find_markers, rules_from_toml
 from qwengyre.trajectory.records import RoleHints
 from qwengyre.trajectory.roles import assign_roles, detect_harness
-from qwengyre.trajectory.tree import TrajectoryTree
 from qwengyre_harness.agent import MAIN_SYSTEM, SUB_SYSTEM, SUMMARY_REQUEST
 
 MAIN, MAIN_SUMMARY, SUB, SUB_SUMMARY, SIDE = Role.MAIN, Role.MAIN_SUMMARY, Role.SUB_AGENT, Role.SUB_AGENT_SUMMARY, Role.SIDE
@@ -31,22 +30,22 @@ def hints(system="main", *, tools=3, headers=None, markers=(), quotes=None, repl
 
 
 def roles_of(*asked: RoleHints | tuple[RoleHints, int], rules=BUILTIN) -> list[Role]:
-    """Roles of calls in order; a pair names the call whose whole row is extended."""
-    events, rows = [], []
+    """Roles of calls in order; a pair names the call whose whole sequence is extended."""
+    records, lengths = [], []
     for index, item in enumerate(asked):
         what, base = item if isinstance(item, tuple) else (item, None)
-        base_tokens = rows[base] if base is not None else 0
-        events += call_events(
-            f"e/c{index}",
+        base_tokens = lengths[base] if base is not None else 0
+        records += call_records(
+            index,
             [index],
             [100 + index],
-            base=f"e/c{base}" if base is not None else None,
+            base=base if base is not None else -1,
             base_tokens=base_tokens,
             at=index,
             hints=what,
         )
-        rows.append(base_tokens + 2)
-    return list(assign_roles(TrajectoryTree.build(events).calls, rules).values())
+        lengths.append(base_tokens + 2)
+    return list(assign_roles(tree_of(records).calls, rules).values())
 
 
 class TestStructure:

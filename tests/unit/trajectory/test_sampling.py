@@ -8,19 +8,18 @@ import numpy as np
 
 from qwengyre.core.arrays import FLAG, unpack
 from qwengyre.core.records import Role
-from qwengyre.testing.call_events import PLAIN, call_events
+from qwengyre.testing.call_records import PLAIN, call_records, tree_of
 from qwengyre.trajectory.paths import candidate_paths
 from qwengyre.trajectory.records import RoleHints
 from qwengyre.trajectory.roles import assign_roles
 from qwengyre.trajectory.sampling import sample_trajectories
-from qwengyre.trajectory.tree import TrajectoryTree
 
 SUB = RoleHints("chat", system_digest="sub", num_tools=1)
 TITLE = RoleHints("chat", system_digest="title")
 
 
-def choose(calls, j_max=None, seed=0):
-    tree = TrajectoryTree.build(event for call in calls for event in call)
+def choose(calls, j_max=None, seed=0, temperature=1.0):
+    tree = tree_of(*calls, temperature=temperature)
     return sample_trajectories(tree, assign_roles(tree.calls), j_max=j_max, rng=np.random.default_rng(seed))
 
 
@@ -29,10 +28,10 @@ def num_trained(trajectory) -> int:
 
 
 THREE_BRANCHES = (
-    call_events("e/c0", [1], list(range(10, 20))),
-    call_events("e/c1", [2], [3] * 10, base="e/c0", base_tokens=11, at=1),
-    call_events("e/c2", [4], [5] * 20, base="e/c0", base_tokens=11, at=2),
-    call_events("e/c3", [6], [7] * 40, base="e/c0", base_tokens=11, at=3),
+    call_records(0, [1], list(range(10, 20))),
+    call_records(1, [2], [3] * 10, base=0, base_tokens=11, at=1),
+    call_records(2, [4], [5] * 20, base=0, base_tokens=11, at=2),
+    call_records(3, [6], [7] * 40, base=0, base_tokens=11, at=3),
 )
 
 
@@ -70,9 +69,9 @@ def test_cap_bounds_the_number_of_trajectories():
 def test_main_goes_before_sub_agents_and_side_calls_never_go():
     chosen = choose(
         (
-            call_events("e/c0", [1], [2], hints=PLAIN),
-            call_events("e/c1", [3], [4] * 500, hints=SUB, at=1),
-            call_events("e/c2", [5], [6] * 5, hints=TITLE, at=2),
+            call_records(0, [1], [2], hints=PLAIN),
+            call_records(1, [3], [4] * 500, hints=SUB, at=1),
+            call_records(2, [5], [6] * 5, hints=TITLE, at=2),
         )
     )
     assert [(trajectory.role, num_trained(trajectory)) for trajectory in chosen] == [(Role.MAIN, 1), (Role.SUB_AGENT, 500)]
@@ -80,18 +79,18 @@ def test_main_goes_before_sub_agents_and_side_calls_never_go():
 
 def test_side_call_that_repeats_main_history_does_not_carry_its_path():
     calls = (
-        call_events("e/c0", [1], [2, 3], hints=PLAIN),
-        call_events("e/c1", [8], [9], base="e/c0", base_tokens=3, hints=TITLE, at=1),
+        call_records(0, [1], [2, 3], hints=PLAIN),
+        call_records(1, [8], [9], base=0, base_tokens=3, hints=TITLE, at=1),
     )
-    tree = TrajectoryTree.build(event for call in calls for event in call)
+    tree = tree_of(*calls)
     (path,) = candidate_paths(tree, assign_roles(tree.calls))
     assert (path.role, path.num_tokens) == (Role.MAIN, 3)
 
 
 def test_path_ends_at_its_last_trainable_token():
     calls = (
-        call_events("e/c0", [1], [2, 3]),
-        call_events("e/c1", [8, 8, 8], [9], base="e/c0", base_tokens=3, abandoned=True, reason="abort", at=1),
+        call_records(0, [1], [2, 3]),
+        call_records(1, [8, 8, 8], [9], base=0, base_tokens=3, abandoned=True, reason="abort", at=1),
     )
     (trajectory,) = choose(calls)
     assert trajectory.num_tokens == 3
@@ -102,4 +101,4 @@ def test_same_seed_gives_the_same_choice():
 
 
 def test_nothing_to_train_gives_nothing():
-    assert choose((call_events("e/c0", [1], [2], temperature=0.0),)) == ()
+    assert choose((call_records(0, [1], [2]),), temperature=0.0) == ()
