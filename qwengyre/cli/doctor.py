@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,18 @@ from qwengyre.core.errors import ConfigError
 from qwengyre.doctor.finding import Finding, examine
 
 COLORS = {"ok": typer.colors.GREEN, "note": typer.colors.YELLOW, "missing": typer.colors.RED}
+WORDS = ("exact", "refused", "not run", "wrong")
+TOLD = ("refused", "wrong")
+"""Words whose reasons are printed below the table; `--json` has them all."""
 
 
 def doctor(
+    families: Annotated[
+        list[str] | None, typer.Argument(metavar="[FAMILY]...", help="With --models: model types to try; all without one.")
+    ] = None,
+    models: Annotated[
+        bool, typer.Option("--models", help="Try tiny random models of every family: exact, refused (and why), or not run.")
+    ] = False,
     cluster: Annotated[
         str, typer.Option(metavar="ADDRESS", help="A Ray cluster: `auto` for the one this machine belongs to, or HOST:PORT.")
     ] = "",
@@ -23,6 +33,11 @@ def doctor(
     json: JsonTarget = None,
 ) -> None:
     """Check a machine, or every node of a cluster, before a run; exit code 2 when something that is needed is missing."""
+    if models:
+        _show_models(families or [], json)
+        return
+    if families:
+        raise ConfigError("families are tried with --models", key=families[0])
     findings = _of_cluster(cluster, shared) if cluster else _of_this_machine()
     if json != STDOUT:
         show(findings)
@@ -34,6 +49,34 @@ def doctor(
     ]
     if missing:
         raise ConfigError(f"missing: {', '.join(missing)}")
+
+
+def _show_models(families: list[str], json: JsonTarget) -> None:
+    from qwengyre.doctor.models import COLUMNS, known_families, try_families
+
+    wanted = known_families(families)
+    width, rows = max(map(len, wanted)), []
+    table = json != STDOUT
+    if table:
+        say(_line("family", COLUMNS, width), bold=True)
+    for row in try_families(wanted):
+        rows.append(row)
+        if table:
+            say(_line(row.family, [row.cells[column].word for column in COLUMNS], width))
+    if table:
+        for word in WORDS:
+            say(_line(word, [str(sum(row.cells[column].word == word for row in rows)) for column in COLUMNS], width), bold=True)
+        for row in rows:
+            for column in COLUMNS:
+                if row.cells[column].word in TOLD:
+                    say(f"{row.family}, {column}: {row.cells[column].reason}")
+    write_json(json, rows)
+    if wrong := [row.family for row in rows if any(cell.word == "wrong" for cell in row.cells.values())]:
+        raise ConfigError(f"wrong: {', '.join(wrong)}. Please report it")
+
+
+def _line(first: str, cells: Sequence[str], width: int) -> str:
+    return f"{first:<{width}}  " + "  ".join(f"{cell:<9}" for cell in cells).rstrip()
 
 
 def _of_this_machine() -> list[Finding]:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +130,16 @@ class EngineCore:
         self.forward.refresh()
 
     def prove(self, probe: Probe) -> None:
-        """Compute the probe. Raises EngineError when the engine does not compute with the weights that it came with.
+        """Compute the probe. Raises EngineError when the engine does not compute with the weights that it came with."""
+        if reason := probe.refusal(self.logprobs(probe.token_ids), "float32"):
+            raise EngineError(f"the engine does not compute with the weights of version {self.version}: {reason}")
 
-        No call may be running: after a change of weights none is.
-        """
-        assert not self.running, "the probe is computed in the blocks and the slot of a call"
+    def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Of each token of a text but the first, or of as many as there are blocks for. No call may be running."""
+        assert not self.running, "it is computed in the blocks and the slot of a call"
         size = self.config.block_size
-        blocks = self.cache.take_many(-(-len(probe.token_ids) // size))
-        ids = np.array(probe.token_ids[: len(blocks) * size], np.int64)
+        blocks = self.cache.take_many(-(-len(token_ids) // size))
+        ids = np.array(token_ids[: len(blocks) * size], np.int64)
         if self.states is not None:
             self.states.clear(0)
         at = np.arange(len(ids))
@@ -150,8 +152,7 @@ class EngineCore:
         )
         logprobs_TV = self.forward.logits(batch).log_softmax(-1)
         self.cache.drop(blocks)
-        if reason := probe.refusal(logprobs_TV.numpy()[at[:-1], ids[1:]].tolist(), "float32"):
-            raise EngineError(f"the engine does not compute with the weights of version {self.version}: {reason}")
+        return logprobs_TV.numpy()[at[:-1], ids[1:]].tolist()
 
     def import_blocks(self, token_ids: np.ndarray, read: Read) -> int:
         """Put keys and values computed elsewhere into the cache; return the number of leading tokens now cached.
