@@ -73,7 +73,7 @@ quickstart-vllm: setup-vllm  ## The quickstart with vLLM in every cell.
 	$(VENV_VLLM)/bin/qwengyre train recipes/quickstart-vllm.toml $(RUN_ARGS)
 
 test-vllm: setup-vllm  ## Slow: vLLM held to the contract of every engine, on this CPU.
-	$(VENV_VLLM)/bin/python -m pytest checks/test_vllm.py
+	$(VENV_VLLM)/bin/python -m pytest checks/test_vllm.py checks/test_vllm_families.py
 
 $(VENV_VLLM)/.installed: constraints-vllm.txt
 	$(PYTHON) -m venv $(VENV_VLLM)

@@ -25,9 +25,10 @@ from qwengyre.engines.api import CellEngine, GenerateRequest, Sampling
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.embedded import EmbeddedEngine
 from qwengyre.engines.model import read_spec
-from qwengyre.engines.vllm import worker
+from qwengyre.engines.vllm import transfer
 from qwengyre.engines.vllm.engine import VLLMEngine
 from qwengyre.testing.engines import tiny_parameters, write_tiny_qwen3
+from qwengyre.testing.families import published
 from qwengyre.transfer.api import Exposure
 from qwengyre.transfer.carriers import CarrierPlace
 from qwengyre.transfer.config import TransferConfig
@@ -58,6 +59,7 @@ class Pool:
         self.carrier = ShmCarrier(prefix)
         self.runner = asyncio.Runner()
         self.engines: list[VLLMEngine] = []
+        self.published: dict[int, dict[str, np.ndarray]] = {}
 
     def start(self, config: EngineConfig = CONFIG) -> VLLMEngine:
         return VLLMEngine(self.model_dir, config, CarrierPlace(TransferConfig(carrier="shm"), self.prefix, "127.0.0.1"))
@@ -78,7 +80,9 @@ class Pool:
         return engine
 
     def snapshot(self, version: int) -> Exposure:
-        return self.carrier.expose(tiny_parameters(self.model_dir, seed=version), version=version, epoch=1)
+        if version not in self.published:
+            self.published[version] = published(self.model_dir, tiny_parameters(self.model_dir, seed=version))
+        return self.carrier.expose(self.published[version], version=version, epoch=1)
 
     def close(self) -> None:
         for engine in self.engines:
@@ -219,10 +223,30 @@ async def test_a_call_of_3000_tokens_moves_and_nothing_known_is_computed_again(p
 @in_pool
 async def test_a_head_that_keeps_old_weights_is_caught_and_serves_no_more(pool: Pool, monkeypatch: pytest.MonkeyPatch):
     """vLLM's own reload leaves a tied head as it was on a CPU; `refresh_heads` renews it. Without it the probe must say so."""
-    monkeypatch.setattr(worker, "refresh_heads", lambda model: None)
+    monkeypatch.setattr(transfer, "refresh_heads", lambda model: None)
     engine = pool.start()
     snapshot = pool.snapshot(1)
     with pytest.raises(EngineError, match="does not compute with the weights of version 1"):
+        await engine.update_weights(snapshot, 1)
+    with pytest.raises(EngineUnavailable):
+        await contract.collect(engine.generate(contract.request("a")))
+    pool.carrier.release(snapshot)
+    await engine.close()
+
+
+@in_pool
+async def test_a_tensor_that_no_loader_takes_is_named_and_nothing_is_served(pool: Pool, monkeypatch: pytest.MonkeyPatch):
+    """vLLM's loaders pass over a name that they do not know, without a word."""
+    honest = transfer.as_in_folder
+
+    def renamed(model: object, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = honest(model, weights)
+        return {name.replace("layers.1.mlp.down_proj", "layers.1.mlp.other_proj"): array for name, array in found.items()}
+
+    monkeypatch.setattr(transfer, "as_in_folder", renamed)
+    engine = pool.start()
+    snapshot = pool.snapshot(1)
+    with pytest.raises(EngineError, match=r"passed over .*layers\.1\.mlp"):
         await engine.update_weights(snapshot, 1)
     with pytest.raises(EngineUnavailable):
         await contract.collect(engine.generate(contract.request("a")))

@@ -32,7 +32,7 @@ class VLLMPair:
 
     async def placing_s(self) -> float:
         """CPU seconds so far of putting what was moved into the blocks of calls, which vLLM does when a call starts."""
-        return (await self.destination.ask_worker("qg_load_cpu_s")).seconds
+        return (await self.destination.ask_worker("qg_load_cpu_s"))[0].seconds
 
     async def close(self) -> None:
         await self.source.close()

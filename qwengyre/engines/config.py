@@ -17,6 +17,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `paced`: scripted tokens at the speed of an emulated device. `served`: a server elsewhere, whose model is evaluated, never trained."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """`vllm` only: of weights, keys and values inside the engine."""
+    tensor_parallel: int = 1
+    """`vllm` only: devices over which each matrix is split; on a CPU, processes."""
     paced_plan: LocalPath = LocalPath("")
     """`paced` only: the file that says what everything takes (`qwengyre bench elastic` writes it)."""
     url: Url = Url("")
@@ -58,7 +60,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"url: {self.url!r} is not a URL: expected http:// or https://")
         if self.dtype != "float32" and self.engine != "vllm":
             raise ValueError(f'dtype {self.dtype!r} needs engine = "vllm"; the others compute in float32')
+        if self.tensor_parallel != 1 and self.engine != "vllm":
+            raise ValueError('tensor_parallel needs engine = "vllm"; the others compute in one process')
         positive = (
+            "tensor_parallel",
             "max_running",
             "max_waiting",
             "block_size",

@@ -66,6 +66,28 @@ def load(model_dir: Path, dtype: torch.dtype) -> nn.Module:
     return model
 
 
+def skeleton(model_dir: Path) -> nn.Module:
+    """The model of a folder without memory for weights: `as_in_folder` and `left_in_folder` of it are those of the loaded one.
+
+    Raises ConfigError.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    config = read_config(model_dir)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    conversions = get_model_conversion_mapping(model, None, None)
+    renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
+    for path in _files(model_dir):
+        for name in _names(path):
+            rename_source_key(name, renamings, converters, model.base_model_prefix, model.state_dict())
+    model._weight_conversions = [entry for entry in conversions if entry.was_used()]
+    return model
+
+
 def as_in_folder(model: nn.Module, weights: Arrays) -> Arrays:
     """Weights of `model` by the names, and in the pieces, that its folder has, with what else it keeps and does not train."""
     tensors = {name: torch.from_numpy(array) for name, array in weights.items()} | _kept_buffers(model)
@@ -90,15 +112,26 @@ def read_left(model_dir: Path, names: frozenset[str]) -> Arrays:
     return found
 
 
+def read_kept(model: nn.Module, model_dir: Path) -> Arrays:
+    """What the folder of `model`, which may be a skeleton, keeps of it and does not train: corrections of routers, for instance."""
+    everything, trained = model.state_dict(), dict(model.named_parameters(remove_duplicate=False))
+    names = [
+        set(_reverted(model, {name: torch.empty(tensor.shape, device="meta") for name, tensor in some.items()}))
+        for some in (everything, trained)
+    ]
+    return read_left(model_dir, frozenset(names[0] - names[1]))
+
+
 def as_in_memory(model_dir: Path, dtype: torch.dtype) -> Arrays:
     """The weights of a folder by the names that they have in memory. Raises ConfigError."""
     return {name: parameter.detach().numpy() for name, parameter in load(model_dir, dtype).named_parameters()}
 
 
 def _kept_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers that belong to a checkpoint: corrections of routers, for instance."""
+    """Buffers that belong to a checkpoint: corrections of routers, for instance. None of a skeleton."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items() if name not in parameters}
+    kept = {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in parameters}
+    return {name: tensor.cpu() for name, tensor in kept.items() if not tensor.is_meta}
 
 
 def _reverted(model: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -167,14 +167,11 @@ def _check_model(config: RunConfig) -> Mistakes:
     """That engine and trainer can use the policy's model, without its weights. Imports torch, which a controller does without."""
     folder = Path(config.policy.model)
     if config.policy.model and config.engine.engine in ("embedded", "vllm") and not list(_wrong_files(folder)):
-        from qwengyre.engines.model import read_spec
         from qwengyre.engines.served import check_folder as check_served
         from qwengyre.trainer.preflight import check_folder
 
         check_folder(folder, min(config.policy.max_context_tokens, config.engine.max_context_tokens))
-        if config.engine.engine == "vllm":
-            read_spec(folder)
-        else:
+        if config.engine.engine == "embedded":  # vLLM says at its start what it does not serve
             check_served(folder)
     yield from ()
 

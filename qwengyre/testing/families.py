@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from qwengyre.models.follow import sentence
-from qwengyre.models.load import as_in_memory
+from qwengyre.models.load import as_in_memory, load
+from qwengyre.models.probe import PROBE
+from qwengyre.models.rounding import probe_of
 from qwengyre.models.shrink import HEAD_WIDTH, HIDDEN, shrink
 
 MOST_PARAMETERS = 4_000_000
@@ -97,6 +99,15 @@ def moved_parameters(folder: Path, seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     found = as_in_memory(folder, torch.float32)
     return {name: array + rng.normal(0, 0.05, array.shape).astype(np.float32) for name, array in found.items()}
+
+
+def published(folder: Path, parameters: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """These weights of a folder's model as a trainer publishes them: with the probe."""
+    model = load(folder, torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(parameters[name]))
+    return parameters | {PROBE: probe_of(model).packed()}
 
 
 def write_vision_language(folder: Path) -> nn.Module:

@@ -13,7 +13,6 @@ An import is bytes that `worker.WorkerExtension.qg_import_kv` has read before th
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +23,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from qwengyre.engines.vllm.ledger import BlockLedger, Scheduled
 from qwengyre.engines.vllm.staging import Staging
-from qwengyre.rpc.tether import end_with_parent
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -70,7 +68,6 @@ class GyreConnector(KVConnectorBase_V1):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         if len(kv_cache_config.kv_cache_groups) > 1:
             raise ValueError("keys and values of models with several kinds of KV cache cannot be moved yet")
-        end_with_parent(os.getppid())  # vLLM started this process, not `rpc`: a killed cell must not leave an engine behind
         self.block_size = vllm_config.cache_config.block_size
         self._requests: dict[str, Request] = {}
         self._admitted: set[str] = set()

@@ -2,7 +2,8 @@
 
     event loop of the cell                     vLLM's process
       generate -> VLLMCall <- AsyncLLM  <--->    engine core (scheduler, GyreConnector)
-      update_weights, export_kv ...     ---->    worker (WorkerExtension, KeyedSampler, GyreConnector)
+      update_weights, export_kv ...     ---->    worker, or one for each device (WorkerExtension, SnapshotTransfer,
+                                                 KeyedSampler, GyreConnector)
 
 Bulk data never passes the event loop: the worker reads snapshots and keys and values through a carrier of its own.
 """
@@ -13,10 +14,11 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import msgspec
 import numpy as np
@@ -24,13 +26,13 @@ import numpy as np
 from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused, QwenGyreError
 from qwengyre.engines.api import Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.config import EngineConfig
-from qwengyre.engines.model import read_spec
 from qwengyre.engines.vllm import launch
 from qwengyre.engines.vllm.calls import VLLMCall
 from qwengyre.engines.vllm.imports import Imports
 from qwengyre.engines.vllm.messages import Reply, Setup
 from qwengyre.engines.vllm.process import VLLMProcess
 from qwengyre.engines.vllm.sampling import sampling_params
+from qwengyre.models.probe import Probe
 from qwengyre.transfer.api import Exposure
 from qwengyre.transfer.carriers import CarrierPlace
 
@@ -38,30 +40,30 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 log = logging.getLogger(__name__)
-TOLERANCE = {"float32": 1e-4, "bfloat16": 0.2, "float16": 0.05}
-"""Largest log-prob gap between the probe in the engine and in plain torch; float32: the bound of the whole system."""
 
 
 class VLLMEngine:
-    """A Qwen3 model in vLLM. Starts with the weights of `model_dir` as version 0.
+    """A model in vLLM. Starts with the weights of `model_dir` as version 0.
 
     `place` is where the cell's carrier was opened: the worker opens its own there.
     """
 
     def __init__(self, model_dir: Path, config: EngineConfig, place: CarrierPlace):
-        self.config, self.spec = config, read_spec(model_dir)
+        """Raises ConfigError, ModelRefused for a model that vLLM does not serve."""
+        self.config, self.model_dir = config, model_dir
+        self.vocabulary: int = launch.text_config(model_dir).vocab_size
         self.version = 0
-        self._process = VLLMProcess(model_dir, config, self.spec, self._fail)
-        self._fingerprint = launch.fingerprint(config, self.spec)
+        self._process = VLLMProcess(model_dir, config, self._fail)
+        self._fingerprint = launch.fingerprint(model_dir, config)
         self._setup: Setup | None = Setup(str(model_dir), self._fingerprint, place)
         self._exclusive = asyncio.Lock()
         """Held by operations that must not overlap: setup, publishes, offload, restore."""
         self._calls: dict[str, VLLMCall] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._imports = Imports(launch.kv_bytes(config, self.spec) // 4)
+        self._imports = Imports(launch.kv_bytes(model_dir, config) // 4)
         self._pins: dict[str, asyncio.TimerHandle] = {}
         self._numbers = itertools.count()
-        self._paused = self._offloaded = self._withheld = False
+        self._paused = self._offloaded = self._withheld = self._has_no_cache = False
         self._failure: str | None = None
         self._counts = EngineStats(0, 0, 0, 0, 0, 0.0)
         self._busy_since = 0.0
@@ -115,11 +117,15 @@ class VLLMEngine:
     async def export_kv(self, token_ids: bytes) -> KVHandle | None:
         await self._ready()
         self._need_memory()
-        handle = (await self.ask_worker("qg_export_kv", token_ids, self.version)).handle
-        if handle is not None:
-            loop = asyncio.get_running_loop()
-            self._pins[handle.handle_id] = loop.call_later(self.config.pin_deadline_s, self._expire, handle.handle_id)
-        return handle
+        if not self._process.moves:
+            return None
+        name = f"{secrets.token_hex(8)}/{next(self._numbers)}"
+        by_rank = [reply.handle for reply in await self.ask_worker("qg_export_kv", token_ids, self.version, name)]
+        if (first := by_rank[0]) is None:
+            return None
+        others = tuple(handle.exposure for handle in by_rank[1:] if handle is not None)
+        self._pins[name] = asyncio.get_running_loop().call_later(self.config.pin_deadline_s, self._expire, name)
+        return msgspec.structs.replace(first, exposure=msgspec.structs.replace(first.exposure, others=others))
 
     async def import_kv(self, handle: KVHandle) -> int:
         await self._ready()
@@ -128,9 +134,11 @@ class VLLMEngine:
             raise KVRefused(f"KV of layout {handle.fingerprint}, this engine has {self._fingerprint}")
         if handle.version != self.version:
             raise KVRefused(f"KV of version {handle.version}, this engine has {self.version}")
+        if not self._process.moves:
+            raise KVRefused("keys and values alone do not tell what this model's recurrent layers know")
         if self._imports.has(handle.handle_id):
             return handle.num_tokens
-        reply = await self.ask_worker("qg_import_kv", msgspec.msgpack.encode(handle))
+        reply = (await self.ask_worker("qg_import_kv", msgspec.msgpack.encode(handle)))[0]
         self._forget_imports(self._imports.add(handle, np.frombuffer(reply.token_ids, np.int32)))
         self._count(tokens_imported=handle.num_tokens)
         return handle.num_tokens
@@ -157,7 +165,8 @@ class VLLMEngine:
         await self._ready()
         async with self._exclusive:
             if self._offloaded:
-                await self.ask_worker("qg_wake")
+                await self.ask_worker("qg_wake", "weights")
+                self._has_no_cache = True
             self._paused = self._paused and not self._offloaded
             self._offloaded = False
             await self._load(snapshot, version)
@@ -187,8 +196,8 @@ class VLLMEngine:
         """Process of vLLM's engine core and worker."""
         return self._process.pid
 
-    async def ask_worker(self, method: str, *arguments: object) -> Reply:
-        """Call a method of `WorkerExtension`. Raises what it raised; EngineUnavailable when nobody answers."""
+    async def ask_worker(self, method: str, *arguments: object) -> list[Reply]:
+        """Call a method of `WorkerExtension` on every rank. Raises what it raised; EngineUnavailable when nobody answers."""
         return await self._process.ask(method, *arguments)
 
     # Calls.
@@ -201,8 +210,8 @@ class VLLMEngine:
         limit = self.config.max_context_tokens
         if not 0 < len(call.prompt) < limit:
             raise ContextOverflow(num_tokens=len(call.prompt), max_tokens=limit - 1)
-        if call.prompt.min() < 0 or call.prompt.max() >= self.spec.vocabulary:
-            raise EngineError(f"token ids lie in 0..{self.spec.vocabulary - 1}: {call.prompt.min()}..{call.prompt.max()}")
+        if call.prompt.min() < 0 or call.prompt.max() >= self.vocabulary:
+            raise EngineError(f"token ids lie in 0..{self.vocabulary - 1}: {call.prompt.min()}..{call.prompt.max()}")
         if request.sampling.max_tokens < 1:
             raise EngineError(f"max_tokens must be at least 1, is {request.sampling.max_tokens}")
         if len(self._calls) >= self.config.max_running + self.config.max_waiting:
@@ -293,30 +302,41 @@ class VLLMEngine:
     async def _load(self, snapshot: Exposure, version: int) -> None:
         await self._hold()
         try:
-            reply = await self.ask_worker("qg_load", msgspec.msgpack.encode(snapshot))
+            received = await self._process.load(msgspec.msgpack.encode(snapshot), version)
         except QwenGyreError:
-            await self._go_on()  # nothing was changed
+            if not self._has_no_cache:
+                await self._go_on()  # nothing was changed
             raise
+        self.version = version
+        for rank, reply in enumerate(received):
+            if reply.missed:
+                more = f" and {len(reply.missed) - 3} more" if len(reply.missed) > 3 else ""
+                self._end(f"vLLM's loaders passed over {', '.join(reply.missed[:3])}{more} (rank {rank}) of version {version}")
+        if not received[0].probe:
+            self._end(f"the snapshot of version {version} has no probe: nothing shows that vLLM computes with its weights")
         self._count(tokens_recomputed_at_publish=sum(call.num_computed for call in self._calls.values()))
+        if self._has_no_cache:
+            await self.ask_worker("qg_wake", "kv_cache")
+            self._has_no_cache = False
         await self._hold(clear_cache=True)
         self._imports.clear()
-        self.version = version
-        await self._process.set_version(version)
-        await self._prove(reply.logprobs)
+        await self._prove(msgspec.msgpack.decode(received[0].probe, type=Probe))
         await self._go_on()
 
-    async def _prove(self, expected: list[float]) -> None:
+    async def _prove(self, probe: Probe) -> None:
         """Let the engine compute the probe; whatever else it makes meanwhile leaves only if the probe is right."""
         self._withheld = True
         await self._process.go_on()
-        gap = max(abs(a - b) for a, b in zip(await self._process.probe(), expected, strict=True))
+        found = await self._process.logprobs(probe.token_ids[: self.config.max_context_tokens - 1])
         await self._process.hold()
-        if not gap <= TOLERANCE[self.config.dtype]:
-            reason = f"the engine does not compute with the weights of version {self.version}: log-prob gap {gap:.3g}"
-            self._fail(reason)
-            raise EngineError(reason)
+        if reason := probe.refusal(found, self.config.dtype):
+            self._end(f"vLLM does not compute with the weights of version {self.version}: {reason}")
         self._withheld = False
         self._send_all()
+
+    def _end(self, reason: str) -> NoReturn:
+        self._fail(reason)
+        raise EngineError(reason)
 
     # vLLM's process.
 
@@ -327,6 +347,8 @@ class VLLMEngine:
             async with self._exclusive:
                 if self._setup is not None:
                     await self._process.set_up(self._setup)
+                    await self._prove(await asyncio.to_thread(_probe_of_folder, self.model_dir))
+                    await self._go_on()
                     self._setup = None
 
     async def _hold(self, *, clear_cache: bool = False) -> None:
@@ -363,3 +385,13 @@ class VLLMEngine:
     def _count(self, **more: float) -> None:
         counts = {name: getattr(self._counts, name) + number for name, number in more.items()}
         self._counts = msgspec.structs.replace(self._counts, **counts)
+
+
+def _probe_of_folder(model_dir: Path) -> Probe:
+    """What transformers computes with the weights that vLLM has started with."""
+    import torch
+
+    from qwengyre.models.load import load
+    from qwengyre.models.rounding import probe_of
+
+    return probe_of(load(model_dir, torch.float32))

@@ -24,6 +24,8 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     failure: Refused | None = None
     handle: KVHandle | None = None
     token_ids: bytes = b""
-    logprobs: list[float] = []
-    """Of the probe, under the weights just read, by a forward that shares nothing with vLLM."""
+    missed: list[str] = []
+    """Parameters that got nothing out of a snapshot, and tensors of it that no loader took."""
+    probe: bytes = b""
+    """What was published with the weights just read (`models/probe.py`)."""
     seconds: float = 0.0

@@ -10,12 +10,10 @@ from typing import TypeVar
 
 import msgspec
 
-from qwengyre.core.errors import EngineUnavailable
+from qwengyre.core.errors import EngineUnavailable, QwenGyreError
 from qwengyre.engines.config import EngineConfig
-from qwengyre.engines.model import ModelSpec
 from qwengyre.engines.vllm import launch
 from qwengyre.engines.vllm.messages import WORKER_FAILED, Reply, Setup
-from qwengyre.engines.vllm.probe import PROBE_TOKENS
 from qwengyre.engines.vllm.sampling import probe_params
 from qwengyre.rpc.refusal import rebuild
 
@@ -26,9 +24,9 @@ SHUTDOWN_DEADLINE_S = 5.0
 class VLLMProcess:
     """`AsyncLLM` with deadlines. `on_end(reason)` is told once that it answers no more."""
 
-    def __init__(self, model_dir: Path, config: EngineConfig, spec: ModelSpec, on_end: Callable[[str], None]):
+    def __init__(self, model_dir: Path, config: EngineConfig, on_end: Callable[[str], None]):
         self.config, self._on_end = config, on_end
-        self.llm = launch.start(model_dir, config, spec)
+        self.llm, self.moves = launch.start(model_dir, config)
         self._numbers = itertools.count()
 
     @property
@@ -38,19 +36,33 @@ class VLLMProcess:
     async def set_up(self, setup: Setup) -> None:
         """Tell the worker who it works for, and let the kernels get ready: the first pass takes seconds."""
         await self.ask("qg_setup", msgspec.msgpack.encode(setup))
-        await self.set_version(0)
-        await self.probe()
+        await self._bounded(self.llm.update_weight_version("0"), "set_weight_version")
 
-    async def ask(self, method: str, *arguments: object) -> Reply:
-        """Call a method of `WorkerExtension`. Raises what it raised; EngineUnavailable when nobody answers."""
+    async def ask(self, method: str, *arguments: object) -> list[Reply]:
+        """Call a method of `WorkerExtension` on every rank. Raises what the first of them raised; EngineUnavailable when one does not answer."""
         answers = await self._bounded(self.llm.collective_rpc(method, args=arguments), method)
-        reply = msgspec.msgpack.decode(answers[0], type=Reply)
-        if reply.failure is not None:
-            if reply.failure.kind == WORKER_FAILED:
-                self._on_end(f"vLLM's worker failed: {reply.failure.message}")
-                raise EngineUnavailable(reply.failure.message)
-            raise rebuild(reply.failure)
-        return reply
+        found = [msgspec.msgpack.decode(answer, type=Reply) for answer in answers]
+        for failure in (reply.failure for reply in found if reply.failure is not None):
+            if failure.kind == WORKER_FAILED:
+                self._on_end(f"vLLM's worker failed: {failure.message}")
+                raise EngineUnavailable(failure.message)
+            raise rebuild(failure)
+        return found
+
+    async def load(self, snapshot: bytes, version: int) -> list[Reply]:
+        """Read a snapshot in place of the weights and label the tokens made from now on. Raises as `ask`: then nothing was changed."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        asked = WeightTransferUpdateRequest({"exposure": snapshot})
+        await self._bounded(self.llm.start_weight_update(), "start_weight_update")
+        await self._bounded(self.llm.update_weights(asked), "update_weights")
+        try:
+            received = await self.ask("qg_received")
+        except QwenGyreError:
+            await self._bounded(self.llm.finish_weight_update(), "finish_weight_update")
+            raise
+        await self._bounded(self.llm.finish_weight_update(weight_version=str(version)), "finish_weight_update")
+        return received
 
     async def hold(self, *, clear_cache: bool = False) -> None:
         """Stop between two tokens. Until `go_on` nothing is computed; with `clear_cache` nothing computed is known."""
@@ -60,31 +72,27 @@ class VLLMProcess:
     async def go_on(self) -> None:
         await self._bounded(self.llm.resume_generation(), "resume")
 
-    async def set_version(self, version: int) -> None:
-        """Label of the tokens made from now on."""
-        await self._bounded(self.llm.update_weight_version(str(version)), "set_weight_version")
-
     async def abort(self, names: Sequence[str]) -> None:
         """Returns when these requests write no more, and what they made has come."""
         await self.llm.abort(names)
         await self._bounded(self.llm.is_paused(), "abort")  # answered after the aborts
         await self._drain()
 
-    async def probe(self) -> list[float]:
-        """Log-probs of the probe's tokens as vLLM computes them."""
-        return await self._bounded(self._probe(), "the probe")
+    async def logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Of each token but the first, as vLLM computes them."""
+        return await self._bounded(self._logprobs(token_ids), "the probe")
 
     async def close(self) -> None:
         if self.llm.output_handler is not None:
             self.llm.output_handler.cancel()
         await asyncio.to_thread(self.llm.shutdown, SHUTDOWN_DEADLINE_S)
 
-    async def _probe(self) -> list[float]:
-        prompt = {"prompt_token_ids": list(PROBE_TOKENS)}
+    async def _logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        prompt = {"prompt_token_ids": list(token_ids)}
         found: list[float] = []
         async for output in self.llm.generate(prompt, probe_params(), f"probe/{next(self._numbers)}"):
             if output.prompt_logprobs is not None:
-                pairs = zip(output.prompt_logprobs[1:], PROBE_TOKENS[1:], strict=True)
+                pairs = zip(output.prompt_logprobs[1:], token_ids[1:], strict=True)
                 found = [of[token].logprob for of, token in pairs]
         return found
 

@@ -5,26 +5,28 @@ Every method returns one msgpack `Reply`, so that errors keep their type on the 
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
-from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
-from qwengyre.core.errors import KVRefused, ModelRefused, QwenGyreError
+from qwengyre.core.errors import KVRefused, QwenGyreError
 from qwengyre.engines.api import KVHandle
 from qwengyre.engines.kv import runs
-from qwengyre.engines.model import expected_shapes, read_spec
 from qwengyre.engines.vllm.connector import GyreConnector, Import, host_rows
+from qwengyre.engines.vllm.launch import BACKEND
 from qwengyre.engines.vllm.messages import WORKER_FAILED, Reply, Setup
-from qwengyre.engines.vllm.probe import PROBE_TOKENS, reference_logprobs
 from qwengyre.engines.vllm.sampler import KeyedSampler
+from qwengyre.engines.vllm.transfer import SnapshotSource, SnapshotTransfer
 from qwengyre.rpc.refusal import Refused, describe
+from qwengyre.rpc.tether import end_with_parent
 from qwengyre.transfer.api import Carrier, Exposure, Pieces
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ TOKENS = "token_ids"
 ORDER = "order"
 """Region (B,) int64: which block of the tokens lies where. Blocks are exposed as they lie in the cache, in as few pieces as can be."""
 KV_EPOCH = 0
+WeightTransferEngineFactory.register_engine(BACKEND, SnapshotTransfer.__module__, SnapshotTransfer.__name__)
 
 
 def replies(method: Callable[..., Reply]) -> Callable[..., bytes]:
@@ -55,29 +58,26 @@ class WorkerExtension:
 
     @replies
     def qg_setup(self, setup: bytes) -> Reply:
+        end_with_parent(os.getppid())
         self.qg: Setup = msgspec.msgpack.decode(setup, type=Setup)
-        self.qg_spec = read_spec(Path(self.qg.model_dir))
         self.qg_carrier: Carrier = self.qg.place.open()
         self.qg_exports: dict[str, Exposure] = {}
-        self.qg_numbers = itertools.count()
+        self.weight_transfer_engine.init_transfer_engine(SnapshotSource(Path(self.qg.model_dir), self.qg_carrier))
         self.model_runner.sampler = KeyedSampler(self.model_runner)
         return Reply()
 
     @replies
-    def qg_load(self, snapshot: bytes) -> Reply:
-        """Read a snapshot and put it in place of the weights; keys and values known so far are void."""
-        parameters = self.qg_carrier.read(msgspec.msgpack.decode(snapshot, type=Exposure))
-        for name, shape in expected_shapes(self.qg_spec).items():
-            if name not in parameters or tuple(parameters[name].shape) != shape:
-                raise ModelRefused(f"the snapshot lacks parameter {name!r} of shape {shape}")
-        self.model_runner.reload_weights(weights_iterator=_tensors(parameters))
-        refresh_heads(self.model_runner.get_model())
-        self._qg_forget()
-        return Reply(logprobs=reference_logprobs(self.qg_spec, parameters, PROBE_TOKENS))
+    def qg_received(self) -> Reply:
+        """What became of the snapshot that was to be read. When it was, keys and values known so far are void."""
+        reply = self.weight_transfer_engine.received
+        assert reply is not None, "asked before a snapshot was named"
+        if reply.failure is None:
+            self._qg_forget()
+        return reply
 
     @replies
-    def qg_export_kv(self, token_ids: bytes, version: int) -> Reply:
-        """Copy the blocks of the longest computed prefix to where others can read them."""
+    def qg_export_kv(self, token_ids: bytes, version: int, handle_id: str) -> Reply:
+        """Copy this rank's blocks of the longest computed prefix to where others can read them."""
         connector = _connector()
         wanted = np.frombuffer(token_ids, np.int32)
         blocks, num_tokens = connector.ledger.match(wanted)
@@ -89,14 +89,14 @@ class WorkerExtension:
         regions = {layer: _rows(cache, lying, pieces) for layer, cache in connector.caches.items()}
         known = {TOKENS: np.ascontiguousarray(wanted[:num_tokens]), ORDER: order}
         exposure = self.qg_carrier.expose(known | regions, version=version, epoch=KV_EPOCH)
-        handle_id = f"{exposure.location}/{next(self.qg_numbers)}"
         self.qg_exports[handle_id] = exposure
         return Reply(handle=KVHandle(handle_id, exposure, num_tokens, self.qg.fingerprint, version))
 
     @replies
     def qg_import_kv(self, handle: bytes) -> Reply:
-        """Read exported blocks; requests that name `handle.handle_id` find them. Returns the tokens."""
+        """Read the blocks that this rank's like has exported; requests that name `handle.handle_id` find them. Returns the tokens."""
         given = msgspec.msgpack.decode(handle, type=KVHandle)
+        given = msgspec.structs.replace(given, exposure=(given.exposure, *given.exposure.others)[self.rank])
         connector = _connector()
         num_blocks = -(-given.num_tokens // connector.block_size)
         shapes = {layer: (num_blocks, _block_bytes(cache)) for layer, cache in connector.caches.items()}
@@ -133,23 +133,24 @@ class WorkerExtension:
     def qg_offload(self) -> Reply:
         """Give back weights and KV cache. On a GPU vLLM's sleep mode does it, on a CPU their storages shrink to nothing."""
         self._qg_forget()
-        _connector().staging.clear()
+        if has_kv_transfer_group():
+            _connector().staging.clear()
         if self.device.type == "cpu":
             for module in self.model_runner.get_model().modules():
                 if hasattr(module, "cpu_linear"):
                     module.cpu_linear = None
-            self.qg_shrunk = _shrink_storages(self._qg_tensors())
+            self.qg_shrunk = {tag: _shrink_storages(tensors) for tag, tensors in self._qg_tensors().items()}
         else:
             self.sleep(2)
         return Reply()
 
     @replies
-    def qg_wake(self) -> Reply:
-        """Take the memory again; `qg_load` must follow."""
+    def qg_wake(self, tag: str) -> Reply:
+        """Take memory again: of "weights", which must be loaded then, or of the "kv_cache"."""
         if self.device.type == "cpu":
-            _restore_storages(self._qg_tensors(), self.qg_shrunk)
+            _restore_storages(self._qg_tensors()[tag], self.qg_shrunk[tag])
         else:
-            self.wake_up()
+            self.wake_up(tags=[tag])
         return Reply()
 
     @replies
@@ -158,37 +159,25 @@ class WorkerExtension:
         return Reply()
 
     def _qg_forget(self) -> None:
+        if not has_kv_transfer_group():
+            return
         connector = _connector()
         connector.ledger.clear()
         for import_id in list(connector.imports):
             connector.forget_import(import_id)
 
-    def _qg_tensors(self) -> list[torch.Tensor]:
-        return [parameter.data for parameter in self.model_runner.get_model().parameters()] + list(_connector().caches.values())
-
-
-def refresh_heads(model: torch.nn.Module) -> None:
-    """Prepare embeddings and heads again from their weights.
-
-    On a CPU vLLM keeps a packed copy of the head's matrix. Reloading renews those of the layers that it loaded; a head tied
-    to the embedding is loaded under the embedding's name, and its packed copy would stay as it was.
-    """
-    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-
-    for module in model.modules():
-        if isinstance(module, VocabParallelEmbedding):
-            module.quant_method.process_weights_after_loading(module)
+    def _qg_tensors(self) -> dict[str, list[torch.Tensor]]:
+        """By vLLM's tags. States of recurrent layers are several tensors for each layer."""
+        caches = [
+            part for cache in self.model_runner.kv_caches for part in (cache if isinstance(cache, list | tuple) else [cache])
+        ]
+        return {"weights": [p.data for p in self.model_runner.get_model().parameters()], "kv_cache": caches}
 
 
 def _connector() -> GyreConnector:
     connector = get_kv_transfer_group()
     assert isinstance(connector, GyreConnector)
     return connector
-
-
-def _tensors(parameters: dict[str, np.ndarray]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, array in parameters.items():
-        yield name, torch.from_numpy(array)
 
 
 def _block_bytes(cache: torch.Tensor) -> int:

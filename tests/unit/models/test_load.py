@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3_5ForConditionalGeneration
 
 from qwengyre.core.errors import ConfigError
-from qwengyre.models.load import load, read_config
+from qwengyre.models.load import as_in_folder, left_in_folder, load, read_config, read_kept, skeleton
 from qwengyre.testing.families import write_family, write_vision_language
 from qwengyre.testing.training import micro_step, random_execution
 from qwengyre.trainer.config import TrainerConfig
@@ -52,6 +52,20 @@ def test_a_checkpoint_has_the_names_and_pieces_of_the_folder_that_it_began_with(
     resumed.load_checkpoint(tmp_path / "checkpoint")
     assert torch.equal(resumed.flat.weights, trainer.flat.weights)
     assert torch.equal(resumed.optimizer.second_N, trainer.optimizer.second_N)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "deepseek_v3", "gpt_oss", "lfm2", "vision_language"])
+def test_a_skeleton_knows_the_names_and_pieces_of_its_folder_without_its_weights(family, tmp_path):
+    """A worker of vLLM turns snapshots into what its loaders know by it."""
+    write_vision_language(tmp_path) if family == "vision_language" else write_family(tmp_path, family)
+    whole, bare = load(tmp_path, torch.float32), skeleton(tmp_path)
+    assert all(tensor.is_meta for tensor in bare.parameters())
+    weights = {name: parameter.detach().numpy() for name, parameter in whole.named_parameters()}
+    expected, found = as_in_folder(whole, weights), as_in_folder(bare, weights) | read_kept(bare, tmp_path)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+    assert left_in_folder(bare, tmp_path) == left_in_folder(whole, tmp_path)
 
 
 def test_a_vision_language_folder_is_trained_by_its_text_model_and_stays_one(tmp_path, carrier):
