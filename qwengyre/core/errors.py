@@ -26,7 +26,8 @@
     │   └── MembershipBroken
     ├── SandboxError           isolation that cannot be given
     │   ├── WorkspaceRefused   a harness left more than can be scored
-    │   └── HarnessLost        a process of ours that a harness needs died
+    │   ├── HarnessLost        a process of ours that a harness needs died
+    │   └── ImageError         a container image that cannot be had, or used
     ├── EvaluatorFailed        the evaluator crashed: not a score of 0
     ├── WarmupFailed           the process that makes the policy to start from ended badly
     │   └── PolicyNotReady
@@ -216,6 +217,10 @@ class WorkspaceRefused(SandboxError):
 
 class HarnessLost(SandboxError):
     """A process of ours that a harness needs died: what the harness did counts for nothing, and its execution is dispatched again."""
+
+
+class ImageError(SandboxError):
+    """A container image that cannot be had or used: which one, and why."""
 
 
 class EvaluatorFailed(QwenGyreError):

@@ -9,7 +9,7 @@ from tests.arch.source import ROOT, expect_none, modules
 
 LAYERS = (
     ("core",),
-    ("journal", "rpc", "trajectory", "models"),
+    ("journal", "rpc", "trajectory", "models", "images"),
     ("transfer", "buffer", "config", "telemetry"),
     ("engines", "scheduler", "trainer", "sandbox"),
     ("gateway", "paced", "warmup"),

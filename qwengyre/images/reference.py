@@ -1,0 +1,76 @@
+"""What a text means as an image: on disk, among the images of podman here, or in a registry. Pure."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Final, NamedTuple
+
+from qwengyre.core.errors import ImageError
+
+
+class Place(Enum):
+    FOLDER = "oci"
+    """An OCI layout: a folder."""
+    ARCHIVE = "archive"
+    """One file, of an OCI layout or as `docker save` writes it."""
+    LOCAL = "containers-storage"
+    """The images of podman and buildah of this user."""
+    REGISTRY = "docker"
+
+
+class Reference(NamedTuple):
+    place: Place
+    name: str
+    """A path, or the full name of an image."""
+    tag: str = ""
+    """Which image of a layout or archive with several."""
+
+    def __str__(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{self.name}{tag}" if self.place in (Place.FOLDER, Place.ARCHIVE) else f"{self.place.value}:{self.name}"
+
+
+TRANSPORTS: Final = {
+    "oci": Place.FOLDER,
+    "oci-archive": Place.ARCHIVE,
+    "docker-archive": Place.ARCHIVE,
+    "containers-storage": Place.LOCAL,
+    "docker": Place.REGISTRY,
+}
+"""As `skopeo` names them."""
+ON_DISK: Final = re.compile(r"(?:/|\./|\.\./|~/)")
+NAME: Final = re.compile(
+    r"(?P<host>(?:[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|localhost|(?:[A-Za-z0-9.-]+|\[[0-9a-fA-F:]+\])(?=:\d+/))(?::\d+)?/)?"
+    r"[a-z0-9]+(?:[._/-]+[a-z0-9]+)*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+"""Of an image in a registry, as `docker pull` takes it."""
+HUB: Final = "docker.io/"
+
+
+def parse_reference(text: str) -> Reference:
+    """
+    >>> parse_reference("python:3.12"), parse_reference("./base.tar"), str(parse_reference("oci:images/a:1"))
+    (Reference(place=<Place.REGISTRY: 'docker'>, name='docker.io/library/python:3.12', tag=''), Reference(place=<Place.ARCHIVE: 'archive'>, name='./base.tar', tag=''), 'images/a:1')
+
+    Raises ImageError for what is none of these.
+    """
+    transport, colon, rest = text.partition(":")
+    place = TRANSPORTS.get(transport) if colon else None
+    if place in (Place.FOLDER, Place.ARCHIVE):
+        path, _, tag = rest.partition(":")
+        if not path:
+            raise ImageError(f"{text!r} names no path: write {transport}:PATH")
+        return Reference(place, path, tag)
+    if place is None and ON_DISK.match(text):
+        return Reference(Place.ARCHIVE if text.endswith((".tar", ".tar.gz", ".tgz")) else Place.FOLDER, text)
+    name = rest.removeprefix("//") if place else text
+    found = NAME.fullmatch(name)
+    if found is None:
+        raise ImageError(f"{text!r} is not the name of an image: NAME:TAG, oci:FOLDER, oci-archive:FILE or docker-archive:FILE")
+    host = found["host"] or ""
+    if place is None:
+        place = Place.LOCAL if host == "localhost/" else Place.REGISTRY
+    if place is Place.REGISTRY and not host:
+        name = f"{HUB}{'' if '/' in name else 'library/'}{name}"
+    return Reference(place, name)
