@@ -60,10 +60,8 @@ def stored_image(reference: Reference) -> Iterator[StoredImage]:
         raise ImageError(f"image {reference} does not exist")
     with contextlib.ExitStack() as stack:
         try:
-            if path.is_dir():
-                blobs = _folder(path)
-            else:
-                blobs = _archive(stack.enter_context(tarfile.open(path, "r:*")), path)
+            is_folder = path.is_dir()
+            blobs = _folder(path) if is_folder else _archive(stack.enter_context(tarfile.open(path, "r:*")), path)
             yield _read(blobs, reference)
         except tarfile.TarError as error:
             raise ImageError(f"{path} is not an archive of an image: {error}") from error

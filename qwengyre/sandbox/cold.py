@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
+from qwengyre.images.image import Image
 from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress, HarnessFiles, harness_command, harness_environment
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.isolation import INSTRUCTION, WORKSPACE, Mount, SandboxView
+from qwengyre.sandbox.on_image import workspace_of
 from qwengyre.sandbox.process import Process, Program
 from qwengyre.sandbox.room import Room
 
@@ -14,16 +16,16 @@ from qwengyre.sandbox.room import Room
 def start_cold(host: SandboxHost, gateway: GatewayAddress, spec: ExecutionSpec, files: HarnessFiles, room: Room) -> Process:
     """Start the harness of `spec`. Raises OSError and SandboxError."""
     command = harness_command(host, spec, files)
-    view = harness_view(host, gateway, files) if host.isolated else None
-    cwd = WORKSPACE if host.isolated else str(files.workspace)
+    view = harness_view(host, gateway, files, spec.task.image) if host.isolated else None
+    cwd = view.chdir if view else str(files.workspace)
     program = Program(command, harness_environment(host, gateway, spec, files), room.output)
     return host.start_supervised(program, room, view, cwd=cwd, stdin=harness_input(host, files))
 
 
-def harness_view(host: SandboxHost, gateway: GatewayAddress, files: HarnessFiles) -> SandboxView:
+def harness_view(host: SandboxHost, gateway: GatewayAddress, files: HarnessFiles, image: Image | None = None) -> SandboxView:
     """What the sandbox of a harness sees: its workspace and instruction, and the gateway's harness listener."""
-    own = [Mount(str(files.workspace), WORKSPACE, writable=True), Mount(str(files.instruction), INSTRUCTION)]
-    return host.view(own, gateway.socket)
+    workspace = Mount(str(files.workspace), workspace_of(image, WORKSPACE), writable=True)
+    return host.view([workspace, Mount(str(files.instruction), INSTRUCTION)], gateway.socket, image)
 
 
 def harness_input(host: SandboxHost, files: HarnessFiles) -> str:

@@ -17,12 +17,14 @@ from pathlib import Path
 import msgspec
 
 from qwengyre.core.errors import EvaluatorFailed, SandboxError
+from qwengyre.images.image import Image
 from qwengyre.rpc.logs import log_tail
 from qwengyre.sandbox.disk_threads import DiskThreads
 from qwengyre.sandbox.disk_watch import DiskWatch
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.isolation import TESTS, VERIFIER_LOGS, WORKSPACE, Mount
 from qwengyre.sandbox.links import LinkRule
+from qwengyre.sandbox.on_image import OWN_PLACES, workspace_of
 from qwengyre.sandbox.process import Process, Program
 from qwengyre.sandbox.readable import SYSTEM
 from qwengyre.sandbox.reward import read_reward
@@ -48,8 +50,6 @@ class Evaluator:
 
     def __init__(self, host: SandboxHost, threads: DiskThreads, watch: DiskWatch):
         self._host, self._threads, self._watch = host, threads, watch
-        own = (WORKSPACE, "/app") if host.isolated else ()
-        self._links = LinkRule(roots=own, visible=(*SYSTEM, *host.readable))
         self._have_scored: set[str] = set()
         """Folders of tasks whose scorer has scored what some harness left."""
         self._have_scored_untouched: set[str] = set()
@@ -67,7 +67,7 @@ class Evaluator:
         for attempt in range(1, tries + 1):
             place = folder / f"evaluation-{attempt}"
             try:
-                state = await self._threads.run(self._copy, workspace, place / "workspace")
+                state = await self._threads.run(self._copy, task, workspace, place / "workspace")
                 score = await self._run_once(task, place, folder / "verifier.log")
                 self._have_scored.add(task.folder)
                 return Verdict(score, state, attempt)
@@ -108,15 +108,24 @@ class Evaluator:
         self._have_scored_untouched.add(task.folder)
         return True
 
-    def _copy(self, workspace: Path, target: Path) -> str:
+    def _copy(self, task: Task, workspace: Path, target: Path) -> str:
         target.parent.mkdir()
-        return copy_workspace(workspace, target, self._host.config.limits, self._links)
+        return copy_workspace(workspace, target, self._host.config.limits, self._links(task.image))
+
+    def _links(self, image: Image | None) -> LinkRule:
+        """Links of a workspace that the evaluator is given: to what it has from the same place as the harness had it."""
+        host = self._host
+        if image is None:
+            return LinkRule((WORKSPACE, "/app") if host.isolated else (), (*SYSTEM, *host.readable))
+        own = {place.split("/")[1] for place in (*OWN_PLACES, "/tmp", "/run")}
+        visible = (*(f"/{name}" for name in os.listdir(image.root) if name not in own), *host.config.readable)
+        return LinkRule((workspace_of(image, WORKSPACE), WORKSPACE, "/app"), visible)
 
     async def _run_once(self, task: Task, place: Path, log: Path) -> float:
         host = self._host
         (place / "verifier").mkdir()
         timeout_s = host.config.verifier_timeout_s or task.verifier_timeout_s
-        with host.room(f"{place.parent.name}-{place.name}", log) as room:
+        with host.room(f"{place.parent.name}-{place.name}", log, task.image) as room:
             await self._threads.run(room.own, place / "workspace", place / "verifier")
             tests = await self._threads.run(_shown_tests, task, place, room)
             process = _start(host, task, tests, place, room)
@@ -155,11 +164,11 @@ def _start(host: SandboxHost, task: Task, tests: Path, place: Path, room: Room) 
         program = Program(["/bin/bash", str(task.tests / "test.sh")], environment, room.output)
         return host.start_supervised(program, room, None, cwd=str(place / "workspace"), stdin=os.devnull)
     mounts = (
-        Mount(str(place / "workspace"), WORKSPACE, writable=True),
+        Mount(str(place / "workspace"), workspace_of(task.image, WORKSPACE), writable=True),
         Mount(str(place / "verifier"), VERIFIER_LOGS, writable=True),
         Mount(str(tests), TESTS),
     )
-    return host.start_script(f"{TESTS}/test.sh", room, host.view(mounts), environment)
+    return host.start_script(f"{TESTS}/test.sh", room, host.view(mounts, image=task.image), environment)
 
 
 def _environment(host: SandboxHost, task: Task, place: Path) -> dict[str, str]:
@@ -167,4 +176,4 @@ def _environment(host: SandboxHost, task: Task, place: Path) -> dict[str, str]:
         "TESTS_DIR": TESTS if host.isolated else str(task.tests),
         "VERIFIER_DIR": VERIFIER_LOGS if host.isolated else str(place / "verifier"),
     }
-    return host.environment(host.home(place)) | task.agent_env | task.verifier_env | own
+    return host.environment(host.home(place, task.image), task.image) | task.agent_env | task.verifier_env | own

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
 from qwengyre.core.errors import SandboxError
-from qwengyre.sandbox.host import SandboxHost
+from qwengyre.images.image import Image
+from qwengyre.sandbox.host import SandboxHost, is_own_python
 from qwengyre.sandbox.isolation import INSTRUCTION, RELAY_PORT, WORKSPACE
+from qwengyre.sandbox.on_image import workspace_of
 from qwengyre.sandbox.task import Task
 
 PATIENCE: Final = {
@@ -117,14 +120,24 @@ class HarnessProcess(Protocol):
 
 
 def harness_command(host: SandboxHost, spec: ExecutionSpec, files: HarnessFiles) -> list[str]:
-    """The configured command with its placeholders replaced."""
+    """The configured command with its placeholders replaced; on an image, QwenGyre's own Python as it is there. Raises ImageError."""
+    image = spec.task.image
     values = {
         "{instruction}": spec.task.instruction,
         "{instruction_file}": INSTRUCTION if host.isolated else str(files.instruction),
-        "{workspace}": WORKSPACE if host.isolated else str(files.workspace),
+        "{workspace}": workspace_of(image, WORKSPACE) if host.isolated else str(files.workspace),
         "{model}": spec.model,
     }
-    return [_fill(part, values) for part in host.config.command]
+    command = [_fill(part, values) for part in host.config.command]
+    return on_image(host, image, command) if image and is_own_python(host.config) else command
+
+
+def on_image(host: SandboxHost, image: Image, command: Sequence[str]) -> list[str]:
+    """A command line that starts with QwenGyre's own Python, as an image has that. Raises ImageError."""
+    own = host.config.env
+    search = [folder for folder in own.get("PYTHONPATH", "").split(":") if folder]
+    foreign = any(name.startswith("PYTHON") for name in image.env.keys() - own.keys())
+    return host.own_python.harness(command, search, ignores_variables=foreign)
 
 
 def _fill(part: str, values: dict[str, str]) -> str:
@@ -143,9 +156,10 @@ def harness_environment(host: SandboxHost, gateway: GatewayAddress, spec: Execut
     """Every variable of the harness. Raises SandboxError when there is no address for a harness without isolation."""
     if not host.isolated and not gateway.url:
         raise SandboxError('isolation = "none" needs the gateway on a TCP port')
+    image = spec.task.image
     base = (f"http://127.0.0.1:{RELAY_PORT}" if host.isolated else gateway.url.rstrip("/")) + spec.base_path
     address = {
-        "PWD": WORKSPACE if host.isolated else str(files.workspace),
+        "PWD": workspace_of(image, WORKSPACE) if host.isolated else str(files.workspace),
         "OPENAI_BASE_URL": f"{base}/v1",
         "OPENAI_API_BASE": f"{base}/v1",
         "OPENAI_API_KEY": spec.key,
@@ -155,4 +169,4 @@ def harness_environment(host: SandboxHost, gateway: GatewayAddress, spec: Execut
         "ANTHROPIC_AUTH_TOKEN": spec.key,
         "ANTHROPIC_MODEL": spec.model,
     }
-    return host.environment(host.home(files.folder)) | PATIENCE | spec.task.agent_env | host.config.env | address
+    return host.environment(host.home(files.folder, image), image) | PATIENCE | spec.task.agent_env | host.config.env | address

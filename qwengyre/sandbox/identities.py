@@ -14,11 +14,11 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from qwengyre.core.errors import SandboxError
 from qwengyre.sandbox import namespaces
-from qwengyre.sandbox.isolation import Identity, interpreter
+from qwengyre.sandbox.isolation import SANDBOX_UID, Identity, interpreter
 from qwengyre.sandbox.namespaces import IDS_OF_A_PAIR
 
 RANGES: Final = (range(2_000_000_000, 2_000_008_192), range(61_184, 65_280))
@@ -35,6 +35,16 @@ NOT_MADE: Final = (
     "QwenGyre as a normal user (it needs no root), or, in a container, allow root what Docker allows by default (SETUID, SETGID, "
     "SETFCAP) and user namespaces (docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined)"
 )
+
+
+class Shown(NamedTuple):
+    """The numbers that a sandbox knows its own user and group by."""
+
+    uid: int = SANDBOX_UID
+    gid: int = SANDBOX_UID
+
+
+AGENT: Final = Shown()
 
 
 def find_identities() -> Identities | None:
@@ -73,26 +83,27 @@ class Identities:
         start = random.randrange(pairs)
         self._unused = [ids[IDS_OF_A_PAIR * (n % pairs)] for n in range(start, start + pairs)]
         """From anywhere in the range, so that two runs of one machine seldom have the same."""
-        self._free: list[Identity] = []
+        self._free: dict[Shown, list[Identity]] = {}
         self._made: list[Identity] = []
 
     @contextlib.contextmanager
-    def taken(self) -> Iterator[Identity]:
+    def taken(self, shown: Shown = AGENT) -> Iterator[Identity]:
         """An identity that no other sandbox has. Raises SandboxError when none can be made."""
-        if not self._free:
-            self._make()
-        identity = self._free.pop()
+        free = self._free.setdefault(shown, [])
+        if not free:
+            self._make(shown)
+        identity = free.pop()
         try:
             yield identity
         finally:
-            self._free.append(identity)
+            free.append(identity)
 
-    def _make(self) -> None:
+    def _make(self, shown: Shown) -> None:
         first = [self._unused.pop() for _ in range(min(AT_ONCE, len(self._unused)))]
         if not first:
             raise SandboxError(f"{len(self._made)} sandboxes at once are more than this machine has ids for")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [interpreter(), "-I", "-S", namespaces.__file__, str(theirs.fileno()), *map(str, first)]
+        command = [interpreter(), "-I", "-S", namespaces.__file__, str(theirs.fileno()), *map(str, (*shown, *first))]
         with ours:
             with theirs:
                 maker = subprocess.Popen(command, pass_fds=[theirs.fileno()], env={}, stdin=subprocess.DEVNULL)
@@ -100,10 +111,10 @@ class Identities:
                 said, fds, _, _ = socket.recv_fds(ours, 1000, 2, socket.MSG_CMSG_CLOEXEC)
                 if len(fds) != 2:
                     break
-                self._free.append(Identity(uid, *fds))
-                self._made.append(self._free[-1])
+                self._made.append(Identity(uid, *fds))
+                self._free[shown].append(self._made[-1])
             maker.wait()
-        if not self._free:
+        if not self._free[shown]:
             raise SandboxError(NOT_MADE.format(reason=said[1:].decode(errors="replace") or "it died"))
 
     def close(self) -> None:
@@ -111,4 +122,4 @@ class Identities:
         for identity in self._made:
             os.close(identity.outer)
             os.close(identity.inner)
-        self._made, self._free = [], []
+        self._made, self._free = [], {}

@@ -25,6 +25,7 @@ NO_ROOM_PAUSE_S = 0.05
 """A machine without descriptors or memory is asked again after this, instead of at once and for ever."""
 NUM_FDS = 65536
 """More than any process here has open."""
+PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -237,7 +238,7 @@ def keep_only(plan):
     """Close every descriptor that the plan does not name; the /dev/null to read is that of the sandbox, not the machine's."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     after = 2
-    for fd in sorted([plan["lifeline"], plan["harness"], *plan["cgroup_fds"], NUM_FDS]):
+    for fd in sorted(fd for fd in (plan["lifeline"], plan["harness"], *plan["cgroup_fds"], NUM_FDS) if fd >= 0):
         os.closerange(after + 1, fd)
         after = fd
 
@@ -284,10 +285,26 @@ def serve(harness, relay, lifeline=-1):
                 relay.handle(fd, events)
 
 
+def replace_by_script(plan):
+    """Become the script of the plan, which so is process 1, and dies with the launcher."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    script = json.loads(os.pread(plan["harness"], os.fstat(plan["harness"]).st_size, 0))
+    try:
+        os.umask(0o022)
+        os.closerange(3, NUM_FDS)
+        os.chdir(plan["cwd"])
+        os.execvpe(script["command"][0], script["command"], script["env"])
+    except OSError as error:
+        os.write(2, f"cannot start {script['command'][0]}: {error.strerror}\n".encode())
+    os._exit(127)
+
+
 def main(argv):
     plan = json.loads(argv[1])
     keep_only(plan)
     apply_limits(plan)
+    if plan.get("replaces"):
+        replace_by_script(plan)
     relay = Relay()
     if plan["relay"]:
         relay.add(listen(plan["relay"]["port"]), plan["relay"]["socket"])

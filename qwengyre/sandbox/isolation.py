@@ -15,12 +15,15 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from qwengyre.core.errors import SandboxError
 from qwengyre.sandbox.limits import MIB
+
+if TYPE_CHECKING:
+    from qwengyre.sandbox.on_image import ImageRoot
 
 WORKSPACE: Final = "/workspace"
 HOME: Final = "/tmp/home"
@@ -94,6 +97,8 @@ class SandboxView(msgspec.Struct, frozen=True):
     chdir: str = WORKSPACE
     gateway_socket: str = ""
     """Where in the sandbox the relay finds the gateway; empty for sandboxes without one."""
+    image: ImageRoot | None = None
+    """What it has in place of the system of this machine."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -159,15 +164,21 @@ def bwrap_arguments(
     user = ["--unshare-user", "--disable-userns"]
     if identity is not None:
         user = ["--userns", str(identity.outer), "--userns2", str(identity.inner), "--cap-drop", "ALL"]
-    user += ["--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID)]
+    shown = (view.image.user.uid, view.image.user.gid) if view.image and identity is None else (SANDBOX_UID, SANDBOX_UID)
+    user += ["--uid", str(shown[0]), "--gid", str(shown[1])]
     namespaces = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox"]
     arguments = [bwrap, *user, *namespaces, "--die-with-parent", "--as-pid-1", "--new-session"]
     for name, value in env.items():
         arguments += ["--setenv", name, value]
-    arguments += _system(view)
+    arguments += _system(view) if view.image is None else _image_system(view, view.image)
     for mount in sorted(view.mounts, key=lambda mount: mount.target):
         arguments += ["--bind" if mount.writable else "--ro-bind", mount.source, mount.target]
-    arguments += ["--symlink", WORKSPACE.lstrip("/"), "/app", "--dir", "/logs/agent", "--remount-ro", "/dev", "--remount-ro", "/"]
+    arguments += ["--dir", "/logs/agent"]
+    for target, name in (("/app", WORKSPACE),) if view.image is None else view.image.links:
+        arguments += ["--symlink", name.lstrip("/"), target]
+    arguments += ["--remount-ro", "/dev"]
+    if view.image is None:
+        arguments += ["--remount-ro", "/"]
     return [*arguments, "--chdir", view.chdir, "--"]
 
 
@@ -185,16 +196,27 @@ def _system(view: SandboxView) -> list[str]:
             arguments += ["--ro-bind", path, path]
     for name in ("passwd", "group", "hosts", "nsswitch.conf"):
         arguments += ["--ro-bind", f"{view.etc}/{name}", f"/etc/{name}"]
-    arguments += ["--proc", "/proc", "--remount-ro", "/proc"]
+    arguments += _of_kernel(view)
+    arguments += ["--size", scratch, "--tmpfs", "/tmp", "--dir", HOME]
+    return arguments + _readable(view)
+
+
+def _image_system(view: SandboxView, image: ImageRoot) -> list[str]:
+    """An image's own files, but for the names of machines; what is written over them is bounded where they are mounted."""
+    arguments = ["--bind", image.merged, "/", "--ro-bind", f"{view.etc}/hosts", "/etc/hosts"]
+    return [*arguments, *_of_kernel(view), "--dir", "/tmp", "--dir", image.user.home, *_readable(view)]
+
+
+def _of_kernel(view: SandboxView) -> list[str]:
+    arguments = ["--proc", "/proc", "--remount-ro", "/proc"]
     for name in EMPTY_IN_PROC:
         if os.path.exists(path := f"/proc/{name}"):
             arguments += ["--ro-bind", f"{view.etc}/{'nothing' if os.path.isdir(path) else 'empty'}", path]
-    arguments += ["--dev", "/dev", "--size", scratch, "--tmpfs", "/dev/shm"]
-    arguments += ["--size", scratch, "--tmpfs", "/tmp", "--dir", HOME]
-    for path in outermost(view.readable):
-        for shown in open_to_others(path):
-            arguments += ["--ro-bind", shown, shown]
-    return arguments
+    return [*arguments, "--dev", "/dev", "--size", str(view.scratch_mb * MIB), "--tmpfs", "/dev/shm"]
+
+
+def _readable(view: SandboxView) -> list[str]:
+    return [word for path in outermost(view.readable) for shown in open_to_others(path) for word in ("--ro-bind", shown, shown)]
 
 
 def open_to_others(path: str) -> list[str]:

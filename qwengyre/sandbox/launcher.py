@@ -133,7 +133,7 @@ class Launcher:
     async def _run_harness(self, spec: ExecutionSpec, files: HarnessFiles) -> _HarnessEnd:
         """Start the harness, wait for its end or its timeout, kill what is left of it. Its sandbox is empty on return."""
         timeout_s = self.config.timeout_s or spec.task.agent_timeout_s
-        with self.host.room(files.folder.name, files.log) as room:
+        with self.host.room(files.folder.name, files.log, spec.task.image) as room:
             await self._threads.run(room.own, files.workspace, files.instruction)
             process = await self._start(spec, files, room)
             try:
@@ -164,7 +164,7 @@ def _unscored(end: End, validity: Validity, detail: str, exit_code: int | None =
 
 def _never_called(ended: _HarnessEnd) -> Outcome:
     """Nothing was sampled, so nothing can be trained; a harness that fails before its first call says why in its output."""
-    if ended.detail.partition("\n")[2].startswith("bwrap: "):
+    if ended.detail.partition("\n")[2].startswith(("bwrap: ", "overlay: ")):
         return _unscored(End.SETUP_FAILED, Validity.PLACEHOLDER, ended.detail, ended.exit_code)
     detail = f"the harness ended without a model call: does it use OPENAI_BASE_URL or ANTHROPIC_BASE_URL?\n{ended.detail}".strip()
     return _unscored(End.NEVER_CALLED, Validity.DROPPED, detail, ended.exit_code)

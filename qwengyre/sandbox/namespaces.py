@@ -1,11 +1,11 @@
-"""Make pairs of user namespaces for sandboxes of root: `python -I -S namespaces.py CHANNEL ID...`.
+"""Make pairs of user namespaces for sandboxes of root: `python -I -S namespaces.py CHANNEL UID GID ID...`.
 
 Sends one message for each pair over CHANNEL (a Unix socket), with a descriptor of both. The outer one is for bubblewrap while it makes a
 sandbox: it maps root, so that bubblewrap reaches what root may read. The inner one is for the sandbox: it knows one user, and can make no
 more namespaces.
 
     host    outer    inner
-    ID      1000     1000     the user of the sandbox
+    ID      1000     UID      the user of the sandbox; GID its group
     ID+1    0                 nobody: devpts wants a root
     0       65533             root, without being root of this namespace: leaving that id must not cost bubblewrap its rights
 """
@@ -39,15 +39,18 @@ def write(path, text):
         os.close(fd)
 
 
-def make_pair(uid):
-    """Descriptors of the outer and the inner namespace for one user. Raises OSError where this root may not make them."""
+def make_pair(uid, shown):
+    """Descriptors of the outer and the inner namespace for one user, who has the numbers `shown` in the inner one.
+
+    Raises OSError where this root may not make them.
+    """
     (to_child, ours), (theirs, from_child) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.close(ours)
             os.close(theirs)
-            become_inner(to_child, from_child)
+            become_inner(to_child, from_child, shown)
         except OSError as error:
             os.write(from_child, b"!" + str(error).encode())
         finally:
@@ -76,7 +79,7 @@ def await_child(reader):
         raise OSError(said[1:] or "the process that makes a user namespace died")
 
 
-def become_inner(reader, writer):
+def become_inner(reader, writer, shown):
     """In the child: make the outer namespace, have it mapped, become its user, make the inner one."""
     check(libc.unshare(CLONE_NEWUSER), "unshare")
     os.write(writer, b"1")
@@ -89,8 +92,8 @@ def become_inner(reader, writer):
     check(libc.unshare(CLONE_NEWUSER), "unshare")
     check(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")
     write("/proc/self/setgroups", "deny")
-    for name in ("uid_map", "gid_map"):
-        write(f"/proc/self/{name}", f"{USER} {USER} 1\n")
+    for name, number in zip(("uid_map", "gid_map"), shown, strict=True):
+        write(f"/proc/self/{name}", f"{number} {USER} 1\n")
     os.write(writer, b"1")
     os.read(reader, 1)
 
@@ -98,8 +101,8 @@ def become_inner(reader, writer):
 def main(argv):
     channel = socket.socket(fileno=int(argv[1]))
     try:
-        for uid in argv[2:]:
-            pair = make_pair(int(uid))
+        for uid in argv[4:]:
+            pair = make_pair(int(uid), argv[2:4])
             socket.send_fds(channel, [b"1"], pair)
             for fd in pair:
                 os.close(fd)

@@ -126,7 +126,7 @@ class OwnPython:
     def harness(self, command: Sequence[str], search: Sequence[str], *, ignores_variables: bool) -> list[str]:
         """`python -m MODULE ...` or `python FILE ...`. Raises ImageError for other options of Python.
 
-        `search` are folders of the sandbox. `ignores_variables`: the image sets variables for a Python of its own.
+        `search` are more folders with modules, of the image or of this machine. `ignores_variables`: the image sets variables for a Python of its own.
         """
         what = command[1] if len(command) > 1 else ""
         if not what or (what.startswith("-") and what != "-m") or (what == "-m" and len(command) < 3):
@@ -134,7 +134,7 @@ class OwnPython:
                 f"harness.command: on an image, the Python of QwenGyre runs `-m MODULE` or a file, not {what or 'nothing'!r}: "
                 "name a program of the image, or one that is in readable"
             )
-        folders = [*search, *(HOST + os.path.realpath(folder) for folder in self._search)]
+        folders = [*search, *(HOST + os.path.realpath(folder) for folder in (*search, *self._search))]
         return [*self._command, *(["-E"] if ignores_variables else []), OWN_PYTHON, ":".join(folders), *command[1:]]
 
 

@@ -15,7 +15,6 @@ import socket
 from qwengyre.sandbox import inside
 from qwengyre.sandbox.channel import receive, send
 
-PR_SET_PDEATHSIG = 1
 LISTENER_FD = 3
 """Where a relay has the socket that it serves; it has no other descriptor above standard error."""
 
@@ -86,7 +85,7 @@ class Relays:
 
 def become_relay(parent, listener, path):
     """In a forked process: keep nothing but the listener, and relay until killed."""
-    inside.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    inside.prctl(inside.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
     os.dup2(listener, LISTENER_FD)

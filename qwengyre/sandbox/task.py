@@ -19,6 +19,8 @@ from typing import Final
 import msgspec
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.images.image import Image
+from qwengyre.images.wanted import WantedImage
 from qwengyre.sandbox.task_files import (
     MAX_TEXT_BYTES,
     FolderSize,
@@ -57,6 +59,10 @@ class Task(msgspec.Struct, frozen=True):
     verifier_env: dict[str, str] = {}
     reward_range: tuple[float, float] = (0.0, 1.0)
     """`[metadata] reward_range`: scores outside are evaluator failures."""
+    wanted_image: WantedImage | None = None
+    """What it is to run on, if not on the programs of this machine."""
+    image: Image | None = None
+    """The same, once it is here (`task_images.py`)."""
     environment_bytes: int = 0
     """Of the files that are copied into a workspace."""
     environment_files: int = 0

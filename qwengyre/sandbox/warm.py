@@ -36,6 +36,7 @@ HOLDER_TIMEOUT_S: Final = 60.0
 HOLDER: Final = ("/bin/bash", "--noprofile", "--norc", "-c")
 """Process 1 of a warm sandbox: says that the sandbox is made, holds it until its input closes, and reaps orphans."""
 EXIT_AFTER_KILL: Final = 137
+NOT_ON_IMAGE: Final = "a warm harness has this machine's libraries and modules loaded, which an image does not have: set warm_start = false in [harness]"
 
 
 class WarmStarter:
@@ -88,6 +89,8 @@ class WarmStarter:
 
     async def start(self, gateway: GatewayAddress, spec: ExecutionSpec, files: HarnessFiles, room: Room) -> WarmProcess:
         """Fork the harness of `spec` into a new sandbox."""
+        if spec.task.image is not None:
+            raise SandboxError(NOT_ON_IMAGE)
         await self.open()
         holder = await self._open_sandbox(gateway, files, room) if self._host.isolated else None
         self._numbers += 1

@@ -6,15 +6,18 @@ holes are not read; sizes are bounded, depth is not.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from qwengyre.core.errors import SandboxError, WorkspaceRefused
+from qwengyre.images.image import Image
+from qwengyre.images.rooted import open_in
 from qwengyre.sandbox.config import LimitsConfig
 from qwengyre.sandbox.limits import MIB
 from qwengyre.sandbox.links import STRICT, Lead, LinkResolver, LinkRule
@@ -32,25 +35,50 @@ STAGED_LINKS: Final = ".names"
 
 
 def prepare_workspace(task: Task, target: Path, limits: LimitsConfig | None = None) -> None:
-    """Make `target` with a copy of the task's `environment/`, image descriptions left out.
+    """Make `target` with what the task's image has in its WORKDIR, and a copy of the task's `environment/` over that.
 
-    Raises SandboxError when it is over the limits that a harness in it would have, and OSError.
+    What an image is built of is not copied. Raises SandboxError when it is over the limits that a harness in it would have, and OSError.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target.mkdir(parents=True)
+    budget, image = _Budget(limits, 1), task.image
+    if image is not None and image.workdir != "/":
+        with _named(f"{image.workdir} of image {image.name}"), _opened(lambda: _workdir_of(image)) as root:
+            if root is not None:
+                _Copy(root, target, budget, None).into(forced=False)
+    if image is None or not (task.wanted_image and task.wanted_image.context):
+        with _named(str(task.environment)), _opened(lambda: open_folder(task.environment, forced=False)) as root:
+            if root is not None:
+                _Copy(root, target, budget, STRICT, left_out=NOT_COPIED).into(forced=False)
+
+
+def _workdir_of(image: Image) -> int:
+    root = open_folder(image.root, forced=False)
     try:
-        root = open_folder(task.environment, forced=False)
-    except FileNotFoundError:
-        target.mkdir()
-        return
-    try:
-        copy = _Copy(root, target, _Budget(limits, 1), STRICT, left_out=NOT_COPIED)
-        copy.run(forced=False)
-    except WorkspaceRefused:
-        raise SandboxError(
-            f"{task.environment} is over the limits of a workspace: raise limits.disk_mb or limits.files"
-        ) from None
+        return open_in(root, image.workdir, FOLDER & ~os.O_NOFOLLOW)
     finally:
         os.close(root)
+
+
+@contextlib.contextmanager
+def _opened(opener: Callable[[], int]) -> Iterator[int | None]:
+    """A descriptor of a folder, None if there is none."""
+    try:
+        root = opener()
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield root
+    finally:
+        os.close(root)
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    try:
+        yield
+    except WorkspaceRefused:
+        raise SandboxError(f"{what} is over the limits of a workspace: raise limits.disk_mb or limits.files") from None
 
 
 def copy_workspace(source: Path, target: Path, limits: LimitsConfig, links: LinkRule = STRICT) -> str:
@@ -113,7 +141,12 @@ class _Copy:
         self._staged = target.with_name(target.name + STAGED_LINKS)
 
     def run(self, *, forced: bool = True) -> str:
+        """Make the target, which must not exist, with a copy in it; return its digest."""
         os.mkdir(self._target)
+        return self.into(forced=forced)
+
+    def into(self, *, forced: bool) -> str:
+        """Copy into the target. What it has under the name of a folder must be one; other things of its own make room."""
         self._into = os.open(self._target, FOLDER)
         try:
             for visit in walk(self._source, self._names, forced=forced):
@@ -136,7 +169,8 @@ class _Copy:
     def _enter(self, name: str) -> None:
         self._budget.spend(num_files=1)
         self._note(b"d", name)
-        os.mkdir(name, dir_fd=self._into)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=self._into)
         self._go_to(name)
         self._path.append(name)
 
@@ -158,6 +192,8 @@ class _Copy:
     def _copy_entry(self, visit: Visit, *, forced: bool) -> None:
         _, parent, name = visit
         mode = os.lstat(name, dir_fd=parent).st_mode
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._into)
         if stat.S_ISLNK(mode):
             target = os.readlink(name, dir_fd=parent)
             if self._resolver is None or self._resolver.leads(self._path, target) is not Lead.OUTSIDE:

@@ -32,7 +32,7 @@ from qwengyre.sandbox import inside
 from qwengyre.sandbox.channel import receive, send
 from qwengyre.sandbox.keyring import join_new_session_keyring, leave_groups
 from qwengyre.sandbox.namespaces import USER
-from qwengyre.sandbox.relays import PR_SET_PDEATHSIG, Relays
+from qwengyre.sandbox.relays import Relays
 from qwengyre.sandbox.seccomp import filter_program
 
 NS_GET_USERNS = 0xB701
@@ -273,7 +273,7 @@ class Zygote:
         try:
             os.setsid()
             inside.prctl(inside.PR_SET_CHILD_SUBREAPER, 1)
-            _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+            _prctl(inside.PR_SET_PDEATHSIG, signal.SIGTERM)
             for fd in fds[2:]:
                 os.write(fd, b"0")
             harness = os.fork()

@@ -113,7 +113,9 @@ def _blob(folder: Path, data: bytes, media_type: str) -> dict[str, Any]:
     return {"mediaType": media_type, "digest": digest, "size": len(data)}
 
 
-def small_root(folder: Path, programs: Iterable[str] = ("bash", "sh", "cat", "ls", "mkdir", "id", "sleep", "touch", "rm")) -> Path:
+def small_root(
+    folder: Path, programs: Iterable[str] = ("bash", "sh", "cat", "ls", "mkdir", "id", "sleep", "touch", "rm")
+) -> Path:
     """A root file system with a few programs of this machine and the libraries that they are linked with, nothing else."""
     for name in ("bin", "etc", "root", "tmp", "usr/bin", "app", "dev", "proc"):
         (folder / name).mkdir(parents=True, exist_ok=True)

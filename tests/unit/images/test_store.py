@@ -28,7 +28,9 @@ def store(tmp_path: Path) -> ImageStore:
 
 def contents(store: ImageStore) -> list[str]:
     """What is in the store beside its locks."""
-    return sorted(str(path.relative_to(store.folder)) for name in ("images", "names", "tmp") for path in (store.folder / name).iterdir())
+    return sorted(
+        str(path.relative_to(store.folder)) for name in ("images", "names", "tmp") for path in (store.folder / name).iterdir()
+    )
 
 
 def test_an_image_is_unpacked_once_and_described(store: ImageStore, tmp_path: Path):
@@ -121,7 +123,8 @@ def test_of_many_who_want_an_image_one_gets_it(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(store_module.tools, "fetch", fetch)
     found: list[str] = []
     threads = [
-        threading.Thread(target=lambda: found.append(ImageStore(config).get(WantedImage("example.org/a:1")).digest)) for _ in range(8)
+        threading.Thread(target=lambda: found.append(ImageStore(config).get(WantedImage("example.org/a:1")).digest))
+        for _ in range(8)
     ]
     for one in threads:
         one.start()
