@@ -28,6 +28,7 @@ from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.task import Task, load_task
+from qwengyre.sandbox.task_images import run_on_images
 from qwengyre.trajectory.records import Opened
 
 SERVER = ServerId("engine")
@@ -99,6 +100,7 @@ def _trial(folder: Path, run_file: Path | None, overrides: list[str], keep: Path
         harness = HarnessConfig(command=("true",))
         return Trial(task, harness, EngineConfig(), GatewayConfig(), Path(), "", 1.0, keep)
     config = load_run(run_file, overrides)
+    (task,) = run_on_images([task], config.sandbox, config.harness, say)
     model_dir = Path(config.policy.model)
     if not config.policy.model:
         from qwengyre.warmup import warm_up

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from qwengyre.cli.output import say
+from qwengyre.config.load import load
 from qwengyre.core.errors import ConfigError
+from qwengyre.images.config import SandboxConfig
 from qwengyre.sandbox.config import HarnessConfig, LimitsConfig
 from qwengyre.sandbox.task import Task, check_tasks
+from qwengyre.sandbox.task_images import with_images
 
 COMMANDS = {"check": ("qwengyre.cli.tasks:check", "Validate a folder of tasks; say what is wrong, file and line.")}
 
@@ -22,12 +27,22 @@ def check(
         bool, typer.Option("--solve", help="Score every task untouched, and after its own solution/solve.sh; slow.")
     ] = False,
     isolation: Annotated[str, typer.Option(help="With --solve: `bwrap`, or `none` for solutions that you trust.")] = "bwrap",
+    host_programs: Annotated[
+        bool, typer.Option("--host-programs", help="Do not get images: tasks will run on the programs of this machine.")
+    ] = False,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of [sandbox], such as sandbox.image=NAME.")
+    ] = None,
 ) -> None:
     """Validate a folder of tasks (Harbor / Terminal-Bench format): print every problem, fail on errors.
 
+    Images that tasks name are fetched, and Dockerfiles built (podman), into the store that runs use; one that cannot be had is an error.
     A warning names something that Harbor honors and this sandbox does not; it does not fail the check.
     """
     tasks, problems = check_tasks(folder)
+    sandbox = _sandbox(overrides or [], host_programs)
+    tasks, without = with_images(tasks, sandbox, say)
+    problems = sorted([*problems, *without])
     for problem in problems:
         say(str(problem))
     num_errors = sum(problem.severity == "error" for problem in problems)
@@ -36,6 +51,18 @@ def check(
     num_unsolved = _solve(tasks, isolation) if solve else 0
     if num_errors or num_unsolved:
         raise typer.Exit(1)
+
+
+def _sandbox(overrides: list[str], host_programs: bool) -> SandboxConfig:
+    """Raises ConfigError."""
+    if host_programs:
+        overrides = [*overrides, "sandbox.host_programs=true"]
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as empty:
+        return load(empty.name, _OnlySandbox, overrides).sandbox
+
+
+class _OnlySandbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    sandbox: SandboxConfig = SandboxConfig()
 
 
 def _solve(tasks: Sequence[Task], isolation: str) -> int:

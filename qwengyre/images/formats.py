@@ -27,7 +27,7 @@ MAX_INDEXES: Final = 4
 """An index may list indexes, but not for ever."""
 
 
-class Layer(NamedTuple):
+class ImageLayer(NamedTuple):
     name: str
     diff_id: str
     """Digest of what it holds, before compression."""
@@ -40,7 +40,7 @@ class StoredImage(NamedTuple):
     digest: str
     """Of its configuration, which holds the digests of all layers: equal digests are equal images."""
     config: dict[str, Any]
-    layers: tuple[Layer, ...]
+    layers: tuple[ImageLayer, ...]
     """The lowest first."""
 
 
@@ -124,7 +124,7 @@ def _image(blobs: _Blobs, config: str, layers: list[str], reference: Reference) 
         return lambda: blobs.open(name)
 
     pairs = zip(layers, diff_ids, strict=True)
-    return StoredImage(digest, document, tuple(Layer(name[-64:], diff_id, opener(name)) for name, diff_id in pairs))
+    return StoredImage(digest, document, tuple(ImageLayer(name[-64:], diff_id, opener(name)) for name, diff_id in pairs))
 
 
 def _chosen(blobs: _Blobs, name: str, reference: Reference, left: int) -> str:

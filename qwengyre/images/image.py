@@ -11,6 +11,7 @@ import msgspec
 
 from qwengyre.core.errors import ImageError
 from qwengyre.images.rooted import read_in
+from qwengyre.images.wanted import WantedImage
 
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
 """Of /etc/passwd and /etc/group."""
@@ -34,8 +35,8 @@ class Image(msgspec.Struct, frozen=True):
     digest: str
     root: str
     """Folder of this machine, which nobody writes to."""
-    user: ImageUser
-    workdir: str
+    user: ImageUser = ImageUser("root", 0, 0, "/root")
+    workdir: str = "/"
     """Where its programs start; the workspace of an execution is a copy of what it has there."""
     env: dict[str, str] = {}
     entrypoint: tuple[str, ...] = ()
@@ -44,16 +45,20 @@ class Image(msgspec.Struct, frozen=True):
     left_out: int = 0
 
 
-def described(document: dict[str, Any], name: str, root: str) -> dict[str, Any]:
-    """`user`, `workdir`, `env` and `entrypoint` of an image's configuration. Raises ImageError for what cannot be honored."""
-    config = document.get("config") or {}
-    workdir = posixpath.normpath(str(config.get("WorkingDir") or "/"))
-    return {
-        "user": find_user(str(config.get("User") or ""), root, name),
-        "workdir": "/" + workdir.strip("/"),
-        "env": variables([str(text) for text in config.get("Env") or ()], name),
-        "entrypoint": tuple(str(word) for word in config.get("Entrypoint") or ()),
-    }
+def described(document: dict[str, Any], wanted: WantedImage, image: Image) -> Image:
+    """`image` with what its configuration says of its user, folder, variables and entrypoint, and what was wanted to be different.
+
+    Raises ImageError for what cannot be honored.
+    """
+    config, name = document.get("config") or {}, image.name
+    workdir = posixpath.normpath(wanted.workdir or str(config.get("WorkingDir") or "/"))
+    return msgspec.structs.replace(
+        image,
+        user=find_user(wanted.user or str(config.get("User") or ""), image.root, name),
+        workdir="/" + workdir.strip("/"),
+        env=variables([str(text) for text in config.get("Env") or ()], name) | dict(wanted.env),
+        entrypoint=tuple(str(word) for word in config.get("Entrypoint") or ()),
+    )
 
 
 def variables(lines: list[str], name: str) -> dict[str, str]:

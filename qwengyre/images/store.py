@@ -25,7 +25,7 @@ from qwengyre.core.errors import ImageError
 from qwengyre.images import tools
 from qwengyre.images.config import SandboxConfig
 from qwengyre.images.formats import on_disk, stored_image
-from qwengyre.images.image import Image, described, find_user
+from qwengyre.images.image import Image, described
 from qwengyre.images.reference import Reference, parse_reference
 from qwengyre.images.unpack import FULL, MIB, Bounds, Unpacker
 from qwengyre.images.wanted import WantedImage
@@ -117,15 +117,9 @@ class ImageStore:
     def _image(self, digest: str, name: str, wanted: WantedImage) -> Image:
         folder = self._path(digest)
         record = msgspec.json.decode((folder / "image.json").read_bytes(), type=_Record)
-        root = str(folder / "root")
-        found = described(record.config, name, root)
-        found["env"] |= wanted.env
-        if wanted.workdir:
-            found["workdir"] = "/" + os.path.normpath(wanted.workdir).strip("/")
-        if wanted.user:
-            found["user"] = find_user(wanted.user, root, name)
-        sizes = {"num_bytes": record.num_bytes, "num_entries": record.num_entries, "left_out": record.left_out}
-        return Image(name=name, digest=digest, root=root, **found, **sizes)
+        num_bytes, num_entries, left_out = record.num_bytes, record.num_entries, record.left_out
+        image = Image(name, digest, str(folder / "root"), num_bytes=num_bytes, num_entries=num_entries, left_out=left_out)
+        return described(record.config, wanted, image)
 
     def _path(self, digest: str) -> Path:
         return self.folder / "images" / digest.removeprefix("sha256:")

@@ -18,7 +18,7 @@ import stat
 import tarfile
 import zlib
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Protocol
 
 import msgspec
 
@@ -40,6 +40,10 @@ NO_ZSTD: Final = (
     "a layer is compressed with zstd, which is not read here: copy it with `skopeo copy --dest-compress-format gzip "
     "--dest-force-compress-format`"
 )
+
+
+class Readable(Protocol):
+    def read(self, size: int = -1, /) -> bytes: ...
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -75,10 +79,10 @@ class Unpacker:
         self._of_layer = set()
         try:
             reader = _Forward(_decompressed(layer), self._bounds.num_bytes + self._bounds.num_entries * 4 * tarfile.BLOCKSIZE)
-            with tarfile.open(fileobj=reader, mode="r:") as archive:  # type: ignore[call-overload]
+            with tarfile.open(fileobj=reader, mode="r:") as archive:
                 while (member := archive.next()) is not None:
                     self._apply(archive, member)
-                    archive.members = []  # a million of them would be a gigabyte
+                    archive.members = []  # type: ignore[attr-defined]  # a million of them would be a gigabyte
             digest = reader.digest()
         except OSError as error:
             raise _failed(name, error) from error
@@ -201,7 +205,7 @@ class Unpacker:
 class _Forward(io.RawIOBase):
     """A stream as tarfile reads it: forward, with one byte back. Digests everything, and bounds what is read, and what is held."""
 
-    def __init__(self, source: IO[bytes], max_bytes: int):
+    def __init__(self, source: Readable, max_bytes: int):
         self._source, self._left = source, max_bytes
         self._digest = hashlib.sha256()
         self._at = 0
@@ -249,7 +253,7 @@ class _Forward(io.RawIOBase):
         return f"sha256:{self._digest.hexdigest()}"
 
 
-def _decompressed(layer: IO[bytes]) -> IO[bytes]:
+def _decompressed(layer: IO[bytes]) -> Readable:
     buffered = io.BufferedReader(layer, CHUNK_BYTES)  # type: ignore[type-var]
     start = buffered.peek(6)[:6]
     if start.startswith(ZSTD):

@@ -19,7 +19,7 @@ class WantedImage(msgspec.Struct, frozen=True):
     where: str = ""
     """File that asks for it, and `key` in it."""
     key: str = ""
-    env: dict[str, str] = {}
+    env: tuple[tuple[str, str], ...] = ()
     """More variables than the image's own; these win."""
     workdir: str = ""
     user: str = ""

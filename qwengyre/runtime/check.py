@@ -24,6 +24,7 @@ from qwengyre.sandbox.preflight import check_harness
 from qwengyre.sandbox.readable import check_readable
 from qwengyre.sandbox.task import Task, check_tasks, find_task_folders
 from qwengyre.sandbox.task_files import MIB
+from qwengyre.sandbox.task_images import mistakes_with_images
 from qwengyre.scheduler.config import SchedulerConfig
 
 if TYPE_CHECKING:
@@ -86,8 +87,10 @@ def _check_tasks(config: RunConfig) -> Mistakes:
     ]
     yield from wrong
     if not wrong:
-        for task in itertools.chain(*load_folders(tasks, trains=trains)):
+        loaded = list(itertools.chain(*load_folders(tasks, trains=trains)))
+        for task in loaded:
             yield from _too_large(task, config.harness.limits)
+        yield from mistakes_with_images(loaded, config.sandbox, config.harness)
     if config.evaluation.is_wanted and not tasks.held_out:
         yield ConfigError(
             "there are no held-out tasks to evaluate on: set it, or switch [evaluation] at_start and at_end off",
@@ -277,7 +280,19 @@ def _check_harness(config: RunConfig) -> Mistakes:
     for folder in filter(None, (config.tasks.train, config.tasks.held_out)):
         with contextlib.suppress(ConfigError):  # is told by _check_tasks
             workspaces += [task / "environment" for task in find_task_folders(Path(folder))]
-    check_harness(config.harness, workspaces)
+    if not _all_on_images(config):
+        check_harness(config.harness, workspaces)
+
+
+def _all_on_images(config: RunConfig) -> bool:
+    """Whether the harness need not be on this machine: it is looked for in the images, once they are here."""
+    if config.sandbox.host_programs or config.tasks.family:
+        return bool(config.sandbox.image) and not config.sandbox.host_programs
+    try:
+        tasks = list(itertools.chain(*load_folders(config.tasks, trains=config.scheduler.steps > 0)))
+    except ConfigError:
+        return False
+    return bool(config.sandbox.image) or all(task.wanted_image for task in tasks)
 
 
 CHECKS: Final[tuple[Callable[[RunConfig], Iterable[QwenGyreError]], ...]] = (

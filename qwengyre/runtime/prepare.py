@@ -13,7 +13,9 @@ import msgspec
 from qwengyre.core.errors import ConfigError
 from qwengyre.runtime.config import TasksConfig
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
+from qwengyre.sandbox.preflight import check_on_images
 from qwengyre.sandbox.task import Task, load_tasks
+from qwengyre.sandbox.task_images import run_on_images
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.trainer.checkpoint import copy_model_files
@@ -35,6 +37,8 @@ class Prepared(msgspec.Struct, frozen=True):
 def prepare(config: RunConfig, progress: Callable[[str], None]) -> Prepared:
     """Load or generate tasks, find or warm up the policy, of a config that `check_run` found nothing wrong with."""
     train, held_out = _tasks(config)
+    train, held_out = (run_on_images(tasks, config.sandbox, config.harness, progress) for tasks in (train, held_out))
+    check_on_images([task.image for task in (*train, *held_out) if task.image], config.harness)
     order = TrainingOrder([task.name for task in train], config.runtime.seed)
     evaluation = EvaluationPlan(
         tasks=tuple(task.name for task in held_out),
@@ -88,7 +92,13 @@ def _tasks(config: RunConfig) -> tuple[list[Task], list[Task]]:
     if not config.tasks.family:
         return load_folders(config.tasks, trains=config.scheduler.steps > 0)
     folder = _generate_family(config)
-    return load_tasks(folder / "train"), load_tasks(folder / "held-out")
+    train, held_out = load_tasks(folder / "train"), load_tasks(folder / "held-out")
+    return without_images(train), without_images(held_out)
+
+
+def without_images(tasks: list[Task]) -> list[Task]:
+    """Tasks of a family need no image: they are made for the programs of any machine."""
+    return [msgspec.structs.replace(task, wanted_image=None) for task in tasks]
 
 
 def _generate_family(config: RunConfig) -> Path:

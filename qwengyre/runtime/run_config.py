@@ -10,6 +10,7 @@ from qwengyre.config.load import Reading, load, read
 from qwengyre.config.paths import absolute, with_absolute_paths
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig
+from qwengyre.images.config import SandboxConfig
 from qwengyre.launchers.config import RayConfig
 from qwengyre.runtime.config import EvaluationConfig, PolicyConfig, RuntimeConfig, TasksConfig
 from qwengyre.sandbox.config import HarnessConfig
@@ -26,6 +27,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     tasks: TasksConfig
     harness: HarnessConfig
+    sandbox: SandboxConfig = SandboxConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     policy: PolicyConfig = PolicyConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -150,7 +150,16 @@ class SandboxHost:
             return SandboxView(tuple(mounts), self.readable, str(self.etc), limits.scratch_mb, gateway_socket=gateway_socket)
         mounts = [*mounts, *self.own_python.mounts]
         readable = self.config.readable
-        targets = ("/etc/hosts", "/tmp", "/logs/agent", image.user.home, *(mount.target for mount in mounts), *readable)
+        targets = (
+            "/proc",
+            "/dev",
+            "/etc/hosts",
+            "/tmp",
+            "/logs/agent",
+            image.user.home,
+            *(mount.target for mount in mounts),
+            *readable,
+        )
         check_image(image, targets)
         workspace = workspace_of(image, WORKSPACE)
         links = tuple((name, workspace) for name in (WORKSPACE, "/app") if name != workspace and not image_has(image, name))

@@ -117,6 +117,8 @@ class Launcher:
         return _scored(ended, verdict)
 
     def _prepare(self, spec: ExecutionSpec, folder: Path) -> HarnessFiles:
+        if spec.task.wanted_image is not None and spec.task.image is None:
+            raise SandboxError(f"{spec.task.name} runs on an image, which nobody has got for it (run_on_images)")
         remove_tree(folder)
         files = HarnessFiles.create(folder, spec.task.instruction)
         prepare_workspace(spec.task, files.workspace, self.config.limits)

@@ -128,7 +128,7 @@ def main(argv):
         make_root(plan)
         os.execv(argv[2], argv[2:])
     except OSError as error:
-        print(f"overlay: {error.strerror or error}", file=sys.stderr)
+        os.write(2, f"overlay: {error.strerror or error}\n".encode())
     return 1
 
 

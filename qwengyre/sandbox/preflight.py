@@ -6,16 +6,19 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from qwengyre.core.errors import ConfigError, SandboxError
+from qwengyre.core.errors import ConfigError, ImageError, SandboxError
+from qwengyre.images.image import Image
 from qwengyre.sandbox.command import SHELLS, Runs, first_program, interpreter_of, runs
 from qwengyre.sandbox.config import HarnessConfig
-from qwengyre.sandbox.host import SandboxHost
+from qwengyre.sandbox.harness import on_image
+from qwengyre.sandbox.host import SandboxHost, is_own_python
+from qwengyre.sandbox.on_image import image_has, loader_of
 from qwengyre.sandbox.process import Program
 
 PROBE_TIMEOUT_S: Final = 60.0
@@ -30,6 +33,7 @@ exit 0
 """Finds the command, the files it is given, and the interpreter that its first line names: a script without one fails as if it were
 not there."""
 FIND_MODULE: Final = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
+RUNTIME: Final = "name a static build of it, or install it in the image"
 OWN_IN_THE_SANDBOX: Final = ("/tmp/", "/dev/", "/workspace", "/app", "/logs", "/tests", "/proc/", "/run/", "/var/tmp/")
 """What lies there is the sandbox's own, whatever this machine has there."""
 IN_WORKSPACE: Final = ("/workspace/", "/app/")
@@ -60,6 +64,46 @@ def check_harness(config: HarnessConfig, workspaces: Sequence[Path] | None = Non
                 _find_inner(host, script, workspaces)
         finally:
             host.close()
+
+
+def check_on_images(images: Iterable[Image], config: HarnessConfig) -> None:
+    """Start a sandbox on each image and look in it for the harness's command. Raises ImageError and ConfigError, naming the image."""
+    distinct = {(image.digest, image.workdir, image.user): image for image in images}
+    if not distinct:
+        return
+    with tempfile.TemporaryDirectory(prefix="qwengyre-check-") as work:
+        host = SandboxHost(config, Path(work))
+        try:
+            for image in distinct.values():
+                _check_on_image(host, image)
+        finally:
+            host.close()
+
+
+def _check_on_image(host: SandboxHost, image: Image) -> None:
+    program = host.config.command[0]
+    if is_own_python(host.config):
+        on_image(host, image, host.config.command)
+        command = host.own_python.bare("-c", "print('ready')")
+    else:
+        command = ["/bin/bash", "-c", PROBE, "bash", program]
+    environment = host.environment(host.home(host.work, image), image) | host.config.env
+    view = msgspec.structs.replace(host.view([], image=image), chdir="/")
+    done = host.run(Program(command, environment, subprocess.PIPE), view, PROBE_TIMEOUT_S, image)
+    found, _, missing = done.stdout.partition("\n")
+    if found != "ready":
+        raise ImageError(f"image {image.name}: no sandbox can be made on it: {done.stderr.strip()}")
+    if done.returncode == NO_INTERPRETER:
+        message = f"{program} is run by {missing}, which image {image.name} does not have: {RUNTIME}"
+        raise ConfigError(message, key="harness.command")
+    if done.returncode:
+        message = f"{program} is not in image {image.name}: install it there, or mount it with readable and write its path"
+        raise ConfigError(message, key="harness.command")
+    loader = loader_of(Path(program)) if os.path.isfile(program) and not image_has(image, program) else ""
+    if loader and not image_has(image, loader):
+        raise ConfigError(
+            f"{program} is started by {loader}, which image {image.name} does not have: {RUNTIME}", key="harness.command"
+        )
 
 
 def _files(config: HarnessConfig, script: Runs | None, workspaces: Sequence[Path] | None) -> list[str]:

@@ -3,7 +3,7 @@
 <task>/
   task.toml          [agent] timeout_sec, [verifier] timeout_sec and env, [environment] env; the rest is read or reported
   instruction.md     what the harness is told
-  environment/       copied into the workspace (a Dockerfile is not built, and not copied)
+  environment/       a Dockerfile that is built, and what it copies; without one, what is copied into the workspace
   tests/test.sh      writes reward.txt or reward.json into the verifier log folder
   solution/          optional, never shown to a harness
 """
@@ -21,6 +21,7 @@ import msgspec
 from qwengyre.core.errors import ConfigError
 from qwengyre.images.image import Image
 from qwengyre.images.wanted import WantedImage
+from qwengyre.sandbox.task_definition import read_wanted_image
 from qwengyre.sandbox.task_files import (
     MAX_TEXT_BYTES,
     FolderSize,
@@ -36,7 +37,7 @@ from qwengyre.sandbox.task_toml import LONG_KEY, TomlReader
 
 DEFAULT_TIMEOUT_S: Final = 600.0
 """Harbor's default for both timeouts."""
-NOT_COPIED: Final = frozenset({"Dockerfile", ".dockerignore"})
+NOT_COPIED: Final = frozenset({"Dockerfile", ".dockerignore", "docker-compose.yaml", "docker-compose.yml"})
 """What of `environment/` describes an image instead of being workspace content."""
 SEARCH_DEPTH: Final = 6
 """How far below the given folder task folders are looked for (as Harbor's readers do)."""
@@ -177,6 +178,9 @@ def check_task(folder: Path) -> tuple[Task | None, list[Problem]]:
     size = check_environment(folder / "environment", problems)
     check_tests(folder / "tests", problems)
     task = _read_task(folder, reader, instruction, size) if reader is not None else None
+    wanted = read_wanted_image(folder, reader.image_settings() if reader is not None else {}, problems)
+    if task is not None:
+        task = msgspec.structs.replace(task, wanted_image=wanted)
     if reader is not None:
         problems.found += [Problem(str(folder / "task.toml"), *finding) for finding in reader.findings]
     failed = any(problem.severity == "error" for problem in problems.found)

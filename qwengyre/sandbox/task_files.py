@@ -131,10 +131,6 @@ def check_environment(folder: Path, problems: Problems) -> FolderSize:
     if root < 0:
         return FolderSize(0, 0)
     try:
-        for name in ("docker-compose.yaml", "docker-compose.yml"):
-            if (folder / name).exists():
-                problems.error(folder / name, "tasks of several containers cannot run in this sandbox")
-        _check_dockerfile(folder / "Dockerfile", problems)
         return _FolderCheck(root, folder, problems, "the workspace").run()
     finally:
         os.close(root)
@@ -248,18 +244,6 @@ def _starts_with_windows_line(visit: Visit) -> bool:
     finally:
         os.close(file)
     return first.startswith(b"#!") and first.endswith(b"\r") and bool(is_more)
-
-
-def _check_dockerfile(path: Path, problems: Problems) -> None:
-    try:
-        data = read_file(path, MAX_TEXT_BYTES)
-    except (FileNotFoundError, Unreadable):
-        return
-    lines = data.decode("utf-8", errors="replace").splitlines()
-    run = [number for number, line in enumerate(lines, 1) if line.lstrip().upper().startswith("RUN ")]
-    if run:
-        message = "not built: what its RUN lines install must be on this machine (in /usr, or listed in harness.readable)"
-        problems.warning(path, message, run[0])
 
 
 def _check_script(path: Path, problems: Problems) -> None:

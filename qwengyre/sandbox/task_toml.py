@@ -164,9 +164,23 @@ class TomlReader:
         environment = self._table("environment")
         if environment.get("gpus"):
             self._error("environment", "gpus", "this sandbox gives no GPU")
-        if environment.get("docker_image"):
-            message = f"{_path('environment', 'docker_image')}: not pulled; the task runs on the programs of this machine"
-            self.findings.append((self._line_of("environment", "docker_image"), "warning", message))
+        if (verifier := self._table("verifier").get("user")) not in (None, self._table("agent").get("user")):
+            message = f"{_path('verifier', 'user')}: {_shown(verifier)}; the evaluator runs as the user of the harness"
+            self.findings.append((self._line_of("verifier", "user"), "warning", message))
+
+    def image_settings(self) -> dict[str, object]:
+        """What of `task.toml` says which image the task runs on, and how: only values of the right kind."""
+        found: dict[str, object] = {}
+        for table, key in (("environment", "docker_image"), ("environment", "workdir"), ("agent", "user")):
+            value = self._table(table).get(key)
+            is_number = key == "user" and isinstance(value, int) and not isinstance(value, bool)
+            if isinstance(value, str) or is_number:
+                found[key] = value
+            elif value is not None:
+                self._error(table, key, f"must be text, not {_shown(value)}")
+        if "build_timeout_sec" in self._table("environment"):
+            found["build_timeout_sec"] = self.seconds("environment", "build_timeout_sec", 1.0)
+        return found
 
     def _table(self, name: str) -> dict[str, object]:
         if not name:

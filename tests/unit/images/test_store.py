@@ -36,7 +36,7 @@ def contents(store: ImageStore) -> list[str]:
 def test_an_image_is_unpacked_once_and_described(store: ImageStore, tmp_path: Path):
     config = {"Env": ["PATH=/opt/bin:/bin", "A=b=c"], "WorkingDir": "/srv//app/", "User": "app", "Entrypoint": ["/run.sh"]}
     oci = write_oci(tmp_path / "oci", [layer(("etc/passwd", PASSWD), ("srv/app/x", b""))], **config)
-    image = store.get(WantedImage(f"oci:{oci}", env={"MORE": "1"}))
+    image = store.get(WantedImage(f"oci:{oci}", env=(("MORE", "1"),)))
     assert (image.user.name, image.user.uid, image.user.gid, image.user.home) == ("app", 12, 34, "/srv/app")
     assert (image.workdir, image.entrypoint) == ("/srv/app", ("/run.sh",))
     assert image.env == {"PATH": "/opt/bin:/bin", "A": "b=c", "MORE": "1"}
