@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-recurrence test-models test-harnesses lint types bubblewrap clean help
+.PHONY: quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-recurrence test-models test-harnesses lint types bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -16,6 +16,10 @@ quickstart: setup  ## Train a small agent on this machine in minutes; RUN_ARGS="
 quickstart-ray: setup  ## The quickstart with Ray placing the cells, on a cluster of this machine.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	$(BIN)/qwengyre train recipes/quickstart.toml --set runtime.launcher=ray --set ray.cell.cpus=0.5 $(RUN_ARGS)
+
+quickstart-image: setup  ## The quickstart on an image that podman builds from programs of this machine.
+	image=$$($(BIN)/python recipes/quickstart-image/base.py .cache/quickstart-image | tail -1) && \
+	$(BIN)/qwengyre train recipes/quickstart-image.toml --set sandbox.image="$$image" $(RUN_ARGS)
 
 setup: $(INSTALLED) bubblewrap  ## Make the virtual environment and install everything in it.
 

@@ -14,6 +14,7 @@ from qwengyre.images.config import SandboxConfig
 from qwengyre.launchers.config import RayConfig
 from qwengyre.runtime.config import EvaluationConfig, PolicyConfig, RuntimeConfig, TasksConfig
 from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.sandbox.task_images import absolute_image
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.published import PUBLISHED
@@ -69,6 +70,9 @@ def read_run(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> R
 def _resolved(config: RunConfig) -> RunConfig:
     here = Path.cwd()
     config = with_absolute_paths(config, here)
+    if config.sandbox.image:
+        image = absolute_image(config.sandbox.image, here)
+        config = msgspec.structs.replace(config, sandbox=msgspec.structs.replace(config.sandbox, image=image))
     program, *arguments = config.harness.command
     if "/" in program and not program.startswith("{"):
         command = (absolute(program, here), *arguments)

@@ -9,9 +9,12 @@ from typing import Final
 
 import msgspec
 
+from qwengyre.config.paths import absolute
 from qwengyre.core.errors import ConfigError, ImageError
 from qwengyre.images.config import SandboxConfig
+from qwengyre.images.formats import on_disk
 from qwengyre.images.image import Image
+from qwengyre.images.reference import Place, parse_reference
 from qwengyre.images.store import ImageStore
 from qwengyre.images.wanted import WantedImage
 from qwengyre.sandbox.config import HarnessConfig
@@ -46,6 +49,24 @@ def _check_harness(harness: HarnessConfig) -> None:
         raise ConfigError(NEEDS_BWRAP, key="harness.isolation")
     if harness.warm_start:
         raise ConfigError(f"{NOT_ON_IMAGE}", key="harness.warm_start")
+
+
+def absolute_image(text: str, here: Path) -> str:
+    """`sandbox.image` with its path absolute, if it is on disk or to be built; a wrong one as it is.
+
+    >>> absolute_image("build:images/a", Path("/home/me")), absolute_image("oci:./b:1", Path("/c")), absolute_image("python:3", Path("/c"))
+    ('build:/home/me/images/a', 'oci:/c/b:1', 'python:3')
+    """
+    if text.startswith(BUILD):
+        return BUILD + absolute(text.removeprefix(BUILD), here)
+    try:
+        reference = parse_reference(text)
+    except ImageError:
+        return text
+    if not on_disk(reference):
+        return text
+    kind = "oci" if reference.place is Place.FOLDER else "oci-archive"
+    return f"{kind}:{absolute(reference.name, here)}{f':{reference.tag}' if reference.tag else ''}"
 
 
 def mistakes_with_images(tasks: Iterable[Task], config: SandboxConfig, harness: HarnessConfig) -> Iterator[ConfigError]:

@@ -116,7 +116,10 @@ def _blob(folder: Path, data: bytes, media_type: str) -> dict[str, Any]:
 def small_root(
     folder: Path, programs: Iterable[str] = ("bash", "sh", "cat", "ls", "mkdir", "id", "sleep", "touch", "rm")
 ) -> Path:
-    """A root file system with a few programs of this machine and the libraries that they are linked with, nothing else."""
+    """A root file system with a few programs of this machine and the libraries that they are linked with, nothing else.
+
+    What is named by its path lies at the same path, others in /bin.
+    """
     for name in ("bin", "etc", "root", "tmp", "usr/bin", "app", "dev", "proc"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / "tmp").chmod(0o1777)
@@ -124,9 +127,9 @@ def small_root(
     (folder / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/bash\nworker:x:4711:4712::/home/worker:/bin/bash\n")
     (folder / "etc" / "group").write_text("root:x:0:\nworker:x:4712:\n")
     for program in programs:
-        path = shutil.which(program, path="/bin:/usr/bin")
+        path = program if program.startswith("/") else shutil.which(program, path="/bin:/usr/bin")
         assert path is not None, program
-        _copy(path, folder / "bin" / program)
+        _copy(path, folder / (path.lstrip("/") if path == program else f"bin/{program}"))
         said = subprocess.run(["ldd", path], capture_output=True, text=True, check=False).stdout
         for library in re.findall(r"(?:=> )?(/\S+) \(0x", said):
             _copy(library, folder / library.lstrip("/"))
