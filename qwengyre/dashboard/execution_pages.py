@@ -29,6 +29,7 @@ from qwengyre.dashboard.kept_files import LOGS, KeptFile, KeptText, list_kept, r
 from qwengyre.dashboard.open_run import OpenRun
 from qwengyre.dashboard.run_pages import READING_S, frame_of
 from qwengyre.dashboard.said import plain_answer, token_texts
+from qwengyre.dashboard.tree_rows import short
 from qwengyre.dashboard.view import clock
 from qwengyre.trajectory.process import execution_rng
 from qwengyre.trajectory.roles import assign_roles
@@ -92,7 +93,7 @@ def execution_page(run: OpenRun, name: str, given: Mapping[str, str]) -> str:
     conversation: dict[str, Any] = {"threads": [], "shown": [], "page": 1, "num_pages": 1, "thread_links": {}}
     if recorded is not None:
         training = _training(run, entry, recorded)
-        conversation = _conversation(run, recorded, training, _number(given.get("page"), 1))
+        conversation = _conversation(run, recorded, training, given)
         values["advantage"] = training.advantage
     frame = frame_of(run, "Executions", crumbs=_crumbs(run, entry), live=entry.ended_at is None)
     return render(
@@ -194,12 +195,15 @@ def _training(run: OpenRun, entry: ExecutionEntry, recorded: RecordedAttempt) ->
     return TrainedTokens(advantage, trained_tokens(recorded.tree, trajectories), None, len(trajectories))
 
 
-def _conversation(run: OpenRun, recorded: RecordedAttempt, training: TrainedTokens, page: int) -> dict[str, Any]:
+def _conversation(run: OpenRun, recorded: RecordedAttempt, training: TrainedTokens, given: Mapping[str, str]) -> dict[str, Any]:
+    """The calls of one page: the one that is asked for, or that which holds the call that is asked for."""
     roles = assign_roles(recorded.tree.calls, run.rules)
     threads, reader = Threads(recorded.tree, roles), _reader(run)
     shown_threads = threads.shown()
     places = [(number, call) for number, line in enumerate(threads.lines) for call in line]
     num_pages = max(1, math.ceil(len(places) / CALLS_PER_PAGE))
+    named = next((at for at, (_, call) in enumerate(places) if short(call.id) == given.get("call")), None)
+    page = _number(given.get("page"), 1) if named is None else named // CALLS_PER_PAGE + 1
     page = min(max(1, page), num_pages)
     shown: list[tuple[ShownThread, list]] = []
     for number, call in places[(page - 1) * CALLS_PER_PAGE : page * CALLS_PER_PAGE]:

@@ -19,6 +19,7 @@ from qwengyre.dashboard.conversation import TokenReader
 from qwengyre.dashboard.executions import ExecutionTable
 from qwengyre.dashboard.said import START, ReadAnswer, SaidCall, ShownAnswer, plain_answer, pretty
 from qwengyre.dashboard.series import RunSeries, series_of
+from qwengyre.dashboard.text_search import Searches
 from qwengyre.dashboard.trained_index import TrainedIndex
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.tokenizer import FastTokenizer
@@ -44,6 +45,7 @@ class OpenRun:
         self.table = ExecutionTable(folder.controller_journal)
         self.calls = CallIndex(folder.gateway_journal)
         self.trained = TrainedIndex(folder.trained_journal)
+        self.searches = Searches()
         self._metrics = MetricsTail(folder.metrics)
         self._series: tuple[object, RunSeries] | None = None
 
@@ -55,7 +57,8 @@ class OpenRun:
     @property
     def is_read(self) -> bool:
         """Whether what was asked for of the journals was read to their ends."""
-        return all(share in (0.0, 1.0) for share in (self.table.share_read, self.calls.share_read))
+        shares = (self.table.share_read, self.calls.share_read, *self.searches.shares_read)
+        return all(share in (0.0, 1.0) for share in shares)
 
     def series(self) -> RunSeries:
         """What the charts are drawn of. Raises JournalError."""

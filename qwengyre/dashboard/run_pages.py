@@ -17,13 +17,23 @@ from qwengyre.dashboard.frame import drawn, render
 from qwengyre.dashboard.open_run import OpenRun, RunInFolder, RunsDir
 from qwengyre.dashboard.report import report_sections, state_of
 from qwengyre.dashboard.series import RunSeries
+from qwengyre.dashboard.text_search import MAX_HITS
 from qwengyre.telemetry.records import FINISHED
 
 LIVE_S: Final = 3
 """Seconds between two looks of an open page while a run goes on."""
+MIN_SEARCH_CHARS: Final = 2
 READING_S: Final = 0.5
 """Longest time that one answer spends on reading a journal; the page looks again at once."""
 
+TABS: Final = (
+    ("Overview", ""),
+    ("Executions", "executions"),
+    ("Tasks", "tasks"),
+    ("Search", "search"),
+    ("Config", "config"),
+    ("Logs", "logs"),
+)
 COLUMNS: Final = (
     ("execution", "id", ""),
     ("task", "task", ""),
@@ -43,7 +53,7 @@ COLUMNS: Final = (
 def frame_of(run: OpenRun, here: str, *, crumbs: Sequence[tuple[str, str]] = (), live: bool = True) -> dict[str, Any]:
     """What every page of a run needs. `here` names its tab."""
     base = f"/run/{quote(run.name)}"
-    tabs = [("Overview", f"{base}/"), ("Executions", f"{base}/executions")]
+    tabs = [(name, f"{base}/{path}") for name, path in TABS]
     return {
         "run": run,
         "title": f"{crumbs[-1][0] if crumbs else here} - {run.name}",
@@ -122,6 +132,24 @@ def executions_page(run: OpenRun, given: Mapping[str, str]) -> str:
         columns=COLUMNS,
         ends=[(end, end.replace("_", " ")) for end in ends],
         share=1.0 if is_read else run.table.share_read,
+    )
+
+
+def search_page(run: OpenRun, given: Mapping[str, str]) -> str:
+    text = given.get("q", "").strip()[:200]
+    if len(text) < MIN_SEARCH_CHARS:
+        return render("search.html", **frame_of(run, "Search", live=False), text=text, hits=[], share=1.0, is_full=False)
+    decode = run.reader.decode if run.reader is not None else None
+    if decode is None:
+        raise ConfigError("no tokenizer lies in this run, so its tokens cannot be searched as text", file=run.name)
+    with run.lock:
+        search = run.searches.find(run.folder.gateway_journal, decode, text)
+        search.go_on(READING_S)
+        hits, share = list(search.hits), search.share_read
+    frame = frame_of(run, "Search", live=False)
+    is_full = len(hits) >= MAX_HITS
+    return render(
+        "search.html", **frame | ({"live_s": 1} if share < 1 else {}), text=text, hits=hits, share=share, is_full=is_full
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +17,8 @@ from starlette.routing import Route
 
 import qwengyre
 from qwengyre.core.errors import ConfigError, QwenGyreError
-from qwengyre.dashboard import execution_pages, run_pages
+from qwengyre.dashboard import config_pages, execution_pages, run_pages, task_pages
+from qwengyre.dashboard.compare_pages import compare_page
 from qwengyre.dashboard.frame import STATIC, render, static_file
 from qwengyre.dashboard.guard import Guard
 from qwengyre.dashboard.open_run import OpenRun, RunsDir
@@ -37,15 +38,20 @@ RUN_PAGES: Final[dict[str, Callable[[OpenRun, Request], str]]] = {
     "executions/{execution}/file": lambda run, request: execution_pages.file_page(
         run, request.path_params["execution"], request.query_params
     ),
+    "tasks": lambda run, request: task_pages.tasks_page(run, request.query_params),
+    "task": lambda run, request: task_pages.task_page(run, request.query_params),
+    "search": lambda run, request: run_pages.search_page(run, request.query_params),
+    "config": lambda run, request: config_pages.config_page(run),
+    "logs": lambda run, request: config_pages.logs_page(run, request.query_params),
     "groups/{group}": lambda run, request: run_pages.group_page(run, request.path_params["group"]),
 }
 """Path below a run -> what draws its page."""
 
 
-def dashboard_app(path: Path, *, token: str = "") -> Guard:
+def dashboard_app(path: Path, *, token: str = "", names: Collection[str] = ()) -> Guard:
     """The pages of the runs in the folder `path`, or of the one run that it is.
 
-    With a `token` all ask for it: `/?token=...` once, which leaves a cookie.
+    With a `token` all ask for it: `/?token=...` once, which leaves a cookie. `names`: what other machines may call this one.
     """
     runs = RunsDir(path)
 
@@ -61,15 +67,23 @@ def dashboard_app(path: Path, *, token: str = "") -> Guard:
             return JSONResponse({"detail": "no step has ended yet"}, status_code=404)
         return Response(run.folder.summary.read_bytes(), media_type="application/json")
 
+    def compare(request: Request) -> Response:
+        return HTMLResponse(compare_page(runs, [name for name in request.query_params.getlist("run") if name]))
+
     def static(request: Request) -> Response:
         name = request.path_params["file"]
         if name not in STATIC:
             return PlainTextResponse("there is no such file\n", status_code=404)
         return Response(static_file(name), media_type=STATIC[name])
 
-    routes = [Route("/", all_runs), Route("/static/{file}", static), Route("/run/{run}/summary.json", summary)]
+    routes = [
+        Route("/", all_runs),
+        Route("/compare", compare),
+        Route("/static/{file}", static),
+        Route("/run/{run}/summary.json", summary),
+    ]
     routes += [Route(f"/run/{{run}}/{path}", _answer(runs, draw)) for path, draw in RUN_PAGES.items()]
-    return Guard(Starlette(routes=routes, exception_handlers={QwenGyreError: _refused, 404: _not_found}), token)
+    return Guard(Starlette(routes=routes, exception_handlers={QwenGyreError: _refused, 404: _not_found}), token, names)
 
 
 def _answer(runs: RunsDir, draw: Callable[[OpenRun, Request], str]) -> Callable[[Request], Response]:
@@ -108,12 +122,19 @@ def _problem(heading: str, message: str, status: int) -> Response:
     return HTMLResponse(page, status_code=status)
 
 
-def listen(port: int) -> socket.socket:
-    """A socket that listens on this machine only; port 0 takes any free one. Raises ConfigError when it is taken."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+def listen(port: int, host: str = HOST) -> socket.socket:
+    """A socket that listens on this machine only, or on another address of it; port 0 takes any free one.
+
+    Raises ConfigError when it is taken, or when `host` is not an address of this machine.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except OSError as error:
+        raise ConfigError(f"{host!r} is not an address of this machine ({error.strerror})", key="--host") from error
+    listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((HOST, port))
+        listener.bind((address[0], port))
         listener.listen(64)
     except (OSError, OverflowError) as error:
         listener.close()

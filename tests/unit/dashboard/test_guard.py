@@ -79,3 +79,23 @@ def test_every_answer_forbids_frames_and_all_scripts_and_files_but_our_own():
         assert found.headers["x-content-type-options"] == "nosniff" and found.headers["cache-control"] == "no-store"
         assert found.headers["referrer-policy"] == "no-referrer", "else the token would be told to where a link leads"
         assert "access-control-allow-origin" not in found.headers
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *(("trainer.example:8420", 200), ("10.0.0.7:8420", 200), ("[fe80::7]:8420", 200), ("localhost", 200)),
+        *(("evil.example", 403), ("trainer.example.evil.example", 403), ("evil.example@trainer.example.evil", 403)),
+    ],
+)
+def test_other_machines_are_answered_under_our_names_with_the_token(host: str, status: int):
+    pages = Starlette(routes=[Route("/", lambda request: PlainTextResponse("numbers"))])
+    browser = TestClient(Guard(pages, "secret-token", {"trainer.example"}), base_url="http://trainer.example:8420")
+    assert browser.get("/", headers={"host": host}).status_code == 403, "without the token nobody is"
+    assert browser.get("/?token=secret-token").status_code == 200
+    assert browser.get("/", headers={"host": host}).status_code == status
+
+
+def test_other_machines_are_never_let_in_without_a_token():
+    with pytest.raises(ValueError, match="token"):
+        Guard(Starlette(), "", {"trainer.example"})

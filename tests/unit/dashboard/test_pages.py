@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 from qwengyre.bench.made_up_run import HOSTILE, MadeUpRun, write_made_up_run
 from qwengyre.core.ids import execution_id
+from qwengyre.dashboard.demo import unpack_demo
 from qwengyre.dashboard.server import dashboard_app
 from qwengyre.journal import Journal
 from qwengyre.runtime.records import ControllerRecord, Decided
@@ -28,6 +29,14 @@ EVERY_PAGE = (
     "/run/first/executions/e000000-0/calls/c0",
     "/run/first/executions/e000000-0/file?path=workspace/src/a.py",
     "/run/first/groups/0",
+    "/run/first/tasks",
+    "/run/first/task?name=task-000",
+    "/run/first/search?q=owned",
+    "/run/first/search?q=%3Cscript%3E",
+    "/run/first/config",
+    "/run/first/logs",
+    "/compare?run=first&run=second",
+    "/compare",
     "/run/first/executions/none",
     "/run/none/",
     "/none",
@@ -216,3 +225,41 @@ def test_our_own_files_are_served_and_no_others(browser: TestClient):
     assert browser.get("/static/dashboard.css").headers["content-type"].startswith("text/css")
     assert browser.get("/static/live.js").status_code == 200
     assert browser.get("/static/../server.py").status_code == 404 and browser.get("/static/server.py").status_code == 404
+
+
+def test_a_task_has_its_history(browser: TestClient):
+    tasks = browser.get("/run/first/tasks").text
+    assert re.findall(r"data-open>(task-\d+)</a>", tasks) and "6 tasks" in tasks
+    task = browser.get("/run/first/task?name=task-003").text
+    assert re.findall(r"data-open>(\d+)</a>", task) == ["9", "3"]
+    assert "version 1:" in task and "group 9" in task
+    assert browser.get("/run/first/task?name=none").status_code == 404
+
+
+def test_what_was_said_is_searched(browser: TestClient):
+    for _ in range(200):
+        html = browser.get("/run/first/search?q=mend+TASK-004").text
+        if "% of the journal searched" not in html:
+            break
+    assert len(re.findall("<section", html)) >= 16 and "<mark>Mend task-004</mark>" in html
+    execution = re.findall(r"executions/(e\d+-\d+)\?attempt=0&amp;call=(c\d+)#", html)
+    assert {int(name[1:7]) % 6 for name, _ in execution} == {4}
+    assert "0 calls found" in browser.get("/run/first/search?q=nobody+said+this").text
+
+
+def test_runs_are_compared_by_curves_configuration_and_tasks(browser: TestClient):
+    html = browser.get("/compare?run=first&run=second").text
+    settings = html.split('id="settings"')[1].split("</section>")[0]
+    assert re.findall(r"<code>([^<]+)</code>", settings) == ["trainer.learning_rate", "1e-05", "2e-05"]
+    assert html.count("<svg") == 9
+    tasks = html.split('id="same-tasks"')[1]
+    assert len(re.findall("data-row", tasks)) == 6 and "/run/second/task?name=task-00" in tasks
+    assert "Choose two runs" in browser.get("/compare?run=first").text
+
+
+def test_the_demo_is_a_finished_run_with_conversations(tmp_path: Path):
+    demo = TestClient(dashboard_app(unpack_demo(tmp_path)), base_url="http://127.0.0.1")
+    assert "finished" in demo.get("/").text
+    found = demo.get("/run/quickstart/executions?with=sub-agents&kind=train&sort=id").text
+    page = demo.get(f"/run/quickstart/executions/{listed(found)[0]}").text
+    assert "sub-agent" in page and "calls <b>" in page and "trained in step" in page
