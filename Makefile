@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-recurrence test-models test-harnesses lint types bubblewrap clean help
+.PHONY: quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-browser test-recurrence test-models test-harnesses lint types bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -43,6 +43,11 @@ test-ray: setup  ## Installs Ray; the Ray launcher: its contract, three simulate
 test-mooncake: setup  ## Installs Mooncake (needs the system library libibverbs1); every test of carriers over it too.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,mooncake]'
 	$(BIN)/python -m pytest checks/test_mooncake.py tests/contract/test_transfer.py
+
+test-browser: setup  ## Installs Playwright and, as root, Chromium; the dashboard in a real browser, and the pictures of docs/dashboard.md.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,browser]'
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { apt-get update -qq && apt-get install -qq -y chromium >/dev/null; }
+	QWENGYRE_SCREENSHOTS=$${QWENGYRE_SCREENSHOTS:-.screenshots} $(BIN)/python -m pytest checks/test_browser.py
 
 test-fuzz: setup  ## Slow: 10,000 answers a renderer in random pieces; QWENGYRE_FUZZ_ANSWERS=500 for fewer.
 	$(BIN)/python -m pytest checks/test_fuzz_answers.py
