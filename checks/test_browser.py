@@ -108,6 +108,7 @@ def test_from_the_list_of_runs_to_a_token(tab: Tab):
     page.wait_for_selector("text=Waterlevel and cell roles")
     tab.picture("overview")
     page.click("nav.tabs >> text=Executions")
+    page.select_option("select[name=kind]", "train")
     page.select_option("select[name=with]", "sub-agents")
     page.select_option("select[name=reward]", "spread")
     page.click("button:has-text('Show')")
