@@ -91,7 +91,11 @@ def report_sections(run: RunSeries) -> list[str]:
             "One number each, by step or by time; the last value beside its name, what is good below it.",
             f'<div class="grid3">{"".join(charts.health(run))}</div>',
         ),
-        section("All steps", "", f"<details id='steps-table'><summary>{len(run.steps)} steps as a table</summary>{_step_table(run)}</details>"),
+        section(
+            "All steps",
+            "",
+            f"<details id='steps-table'><summary>{len(run.steps)} steps as a table</summary>{_step_table(run)}</details>",
+        ),
     ]
 
 
