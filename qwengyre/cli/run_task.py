@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shlex
-import shutil
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -29,6 +28,7 @@ from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.task import Task, load_task
 from qwengyre.sandbox.task_images import run_on_images
+from qwengyre.sandbox.workspace import keep_copy
 from qwengyre.trajectory.records import Opened
 
 SERVER = ServerId("engine")
@@ -139,7 +139,7 @@ async def _execute(trial: Trial, launcher: Launcher, server: GatewayServer, fold
 
     async def close() -> int:
         calls = await server.gateway.close(NAME)
-        await asyncio.to_thread(shutil.copytree, folder / "workspace", trial.keep / "workspace", symlinks=True)
+        await asyncio.to_thread(keep_copy, launcher.workspace_of(NAME), trial.keep / "workspace")
         output.look(is_over=True)
         return len(calls)
 

@@ -24,7 +24,7 @@ def start_cold(host: SandboxHost, gateway: GatewayAddress, spec: ExecutionSpec, 
 
 def harness_view(host: SandboxHost, gateway: GatewayAddress, files: HarnessFiles, image: Image | None = None) -> SandboxView:
     """What the sandbox of a harness sees: its workspace and instruction, and the gateway's harness listener."""
-    workspace = Mount(str(files.workspace), workspace_of(image, WORKSPACE), writable=True)
+    workspace = Mount(str(files.shown_workspace), workspace_of(image, WORKSPACE), writable=True)
     return host.view([workspace, Mount(str(files.instruction), INSTRUCTION)], gateway.socket, image)
 
 

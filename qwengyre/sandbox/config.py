@@ -14,13 +14,16 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one execution, and each run of its evaluator, may use."""
 
     memory_mb: int = 1024
-    """Memory of all processes together, shared memory and /tmp included, without swap."""
+    """Memory of all processes together; shared memory, /tmp and a workspace in memory included; without swap."""
     processes: int = 128
     """Processes and threads alive at once."""
     disk_mb: int = 256
     """Size of the workspace, and of any one file. Over it the harness is killed and the workspace is scored as it is."""
     files: int = 20_000
     """Files and folders in the workspace."""
+    workspace: Literal["memory", "disk"] = "memory"
+    """Where workspaces are while they are worked in. `memory`: each in a file system of this size, so that the kernel itself limits it. `disk`: in
+    the run folder, looked at every second; more can be written in between, so it needs `best_effort`. Bubblewrap only."""
     scratch_mb: int = 128
     """Size of /tmp (where HOME is) and of /dev/shm, each in memory. Bubblewrap only."""
     open_files: int = 1024
@@ -28,13 +31,16 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpus: float = 2.0
     """Processors in use at once. All executions together weigh at most as much as the processes of the run beside them."""
     best_effort: bool = False
-    """Start also where no cgroup can be made, as in many containers: then only each process by itself is limited (its memory without
-    shared memory), the number of processes, and no processor. Without it such a run does not start."""
+    """Start also where the kernel cannot be made to limit an execution as a whole. Without cgroups, as in many containers, only each process
+    by itself is limited then (its memory without shared memory), the number of processes, and no processor; without file systems of their
+    own, workspaces are looked at every second. Without it such a run does not start."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if name != "cpus" and name != "best_effort" and getattr(self, name) < 1:
+            if name not in ("cpus", "best_effort", "workspace") and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.workspace == "memory" and self.disk_mb >= self.memory_mb:
+            raise ValueError('memory_mb must be above disk_mb, which is part of it: raise it, or set workspace = "disk"')
         if not (math.isfinite(self.cpus) and self.cpus >= 0.01):
             raise ValueError("cpus must be at least 0.01 and finite")
 

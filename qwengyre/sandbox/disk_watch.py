@@ -1,4 +1,4 @@
-"""Looks at the folders of running sandboxes, and ends those that pass their limit."""
+"""Looks at the spaces of running sandboxes, and ends those that pass their limit."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Iterator
-from pathlib import Path
 from typing import Final, Protocol
 
 from qwengyre.sandbox.config import LimitsConfig
 from qwengyre.sandbox.disk_threads import DiskThreads
-from qwengyre.sandbox.limits import disk_usage
+from qwengyre.sandbox.spaces import Space
 
 PERIOD_S: Final = 1.0
 MAX_SHARE: Final = 0.1
@@ -25,17 +24,17 @@ class Killable(Protocol):
 
 
 class Watched:
-    """One folder that is looked at; `reason` says which limit it passed, if any."""
+    """One space that is looked at; `reason` says which limit it passed, if any."""
 
-    def __init__(self, folder: Path, process: Killable):
-        self.folder, self.process = folder, process
+    def __init__(self, space: Space, process: Killable, times: int):
+        self.space, self.process, self.times = space, process, times
         self.reason = ""
         self.due = 0.0
         self.num_disturbed = 0
 
 
 class DiskWatch:
-    """Kills the process of each folder that passes `limits`. Looks at one folder at a time, in a thread of its own."""
+    """Kills the process of each space that passes `limits`. Looks at one at a time, in a thread of its own."""
 
     def __init__(self, limits: LimitsConfig):
         self._limits = limits
@@ -51,9 +50,9 @@ class DiskWatch:
         self._threads.close()
 
     @contextlib.contextmanager
-    def watching(self, folder: Path, process: Killable) -> Iterator[Watched]:
-        """Look at `folder` every second while the block runs."""
-        watched = Watched(folder, process)
+    def watching(self, space: Space, process: Killable, times: int = 1) -> Iterator[Watched]:
+        """Look at `space`, which may hold `times` as much as the limits say, every second while the block runs."""
+        watched = Watched(space, process, times)
         self._watched.add(watched)
         try:
             yield watched
@@ -76,9 +75,9 @@ class DiskWatch:
             await watched.process.kill()
 
     def _passed(self, watched: Watched) -> str:
-        """In the thread: which limit the folder passes, as a sentence; empty when none."""
+        """In the thread: which limit the space passes, as a sentence; empty when none."""
         try:
-            reason = disk_usage(watched.folder, self._limits.files).over(self._limits)
+            reason = watched.space.usage().over(self._limits, watched.times)
         except OSError as error:  # FolderMoved among them
             watched.num_disturbed += 1
             unmeasured = (

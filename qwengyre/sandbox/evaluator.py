@@ -23,12 +23,14 @@ from qwengyre.sandbox.disk_threads import DiskThreads
 from qwengyre.sandbox.disk_watch import DiskWatch
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.isolation import TESTS, VERIFIER_LOGS, WORKSPACE, Mount
+from qwengyre.sandbox.limits import OVERSHOOT
 from qwengyre.sandbox.links import LinkRule
 from qwengyre.sandbox.on_image import OWN_PLACES, workspace_of
 from qwengyre.sandbox.process import Process, Program
 from qwengyre.sandbox.readable import SYSTEM
 from qwengyre.sandbox.reward import read_reward
 from qwengyre.sandbox.room import Room
+from qwengyre.sandbox.spaces import Space
 from qwengyre.sandbox.task import Task
 from qwengyre.sandbox.tree import is_open_to_others, remove_tree
 from qwengyre.sandbox.workspace import copy_workspace, prepare_workspace
@@ -65,9 +67,9 @@ class Evaluator:
         state = ""
         tries = self._host.config.evaluator_tries
         for attempt in range(1, tries + 1):
-            place = folder / f"evaluation-{attempt}"
+            place = self._place(folder / f"evaluation-{attempt}")
             try:
-                state = await self._threads.run(self._copy, task, workspace, place / "workspace")
+                state = await self._threads.run(self._copy, task, workspace, place)
                 score = await self._run_once(task, place, folder / "verifier.log")
                 self._have_scored.add(task.folder)
                 return Verdict(score, state, attempt)
@@ -94,9 +96,9 @@ class Evaluator:
     async def _is_workspace_to_blame(self, task: Task, folder: Path) -> bool:
         """Run the scorer on the workspace that the harness began with. It works when it scores that, or fails on it in another way; or
         when it never scores that, but has scored what other harnesses left."""
-        place = folder / "evaluation-untouched"
+        place = self._place(folder / "evaluation-untouched")
         try:
-            await self._threads.run(prepare_workspace, task, place / "workspace", self._host.config.limits)
+            await self._threads.run(self._prepare, task, place)
             await self._run_once(task, place, folder / "verifier-untouched.log")
         except EvaluatorFailed as error:
             never_does = task.folder not in self._have_scored_untouched
@@ -108,10 +110,6 @@ class Evaluator:
         self._have_scored_untouched.add(task.folder)
         return True
 
-    def _copy(self, task: Task, workspace: Path, target: Path) -> str:
-        target.parent.mkdir()
-        return copy_workspace(workspace, target, self._host.config.limits, self._links(task.image))
-
     def _links(self, image: Image | None) -> LinkRule:
         """Links of a workspace that the evaluator is given: to what it has from the same place as the harness had it."""
         host = self._host
@@ -121,16 +119,26 @@ class Evaluator:
         visible = (*(f"/{name}" for name in os.listdir(image.root) if name not in own), *host.config.readable)
         return LinkRule((workspace_of(image, WORKSPACE), WORKSPACE, "/app"), visible)
 
-    async def _run_once(self, task: Task, place: Path, log: Path) -> float:
+    def _place(self, folder: Path) -> _Place:
+        return _Place(folder, self._host.spaces.at(folder, OVERSHOOT))
+
+    def _copy(self, task: Task, workspace: Path, place: _Place) -> str:
+        place.make()
+        return copy_workspace(workspace, place.workspace, self._host.config.limits, self._links(task.image))
+
+    def _prepare(self, task: Task, place: _Place) -> None:
+        place.make()
+        prepare_workspace(task, place.workspace, self._host.config.limits)
+
+    async def _run_once(self, task: Task, place: _Place, log: Path) -> float:
         host = self._host
-        (place / "verifier").mkdir()
         timeout_s = host.config.verifier_timeout_s or task.verifier_timeout_s
-        with host.room(f"{place.parent.name}-{place.name}", log, task.image) as room:
-            await self._threads.run(room.own, place / "workspace", place / "verifier")
+        with host.room(f"{place.folder.parent.name}-{place.folder.name}", log, task.image) as room:
+            await self._threads.run(room.own, place.workspace, place.logs)
             tests = await self._threads.run(_shown_tests, task, place, room)
             process = _start(host, task, tests, place, room)
             try:
-                with self._watch.watching(place, process) as watched:
+                with self._watch.watching(place.space, process, OVERSHOOT) as watched:
                     code = await process.wait(timeout_s)
             finally:
                 await process.kill()
@@ -139,41 +147,65 @@ class Evaluator:
         if code is None:
             raise EvaluatorFailed(f"tests/test.sh of {task.name} did not end within {timeout_s:g} s")
         try:
-            return read_reward(place / "verifier", *task.reward_range)
+            return read_reward(place.logs, *task.reward_range)
         except EvaluatorFailed as error:
             raise EvaluatorFailed(f"tests/test.sh of {task.name} ended with exit code {code}, and {error}") from None
 
 
-def _discard(place: Path) -> None:
+class _Place(msgspec.Struct, frozen=True):
+    """Host paths of one run of a scorer."""
+
+    folder: Path
+    space: Space
+
+    def make(self) -> None:
+        """Raises OSError and SandboxError."""
+        self.folder.mkdir(parents=True)
+        self.space.make()
+        self.logs.mkdir()
+
+    @property
+    def workspace(self) -> Path:
+        """The copy that is scored, as this process reaches it."""
+        return self.space.folder / "workspace"
+
+    @property
+    def logs(self) -> Path:
+        """What takes the reward, as this process reaches it."""
+        return self.space.folder / "verifier"
+
+
+def _discard(place: _Place) -> None:
     with contextlib.suppress(OSError):
-        remove_tree(place)
+        place.space.remove()
+        remove_tree(place.folder)
 
 
-def _shown_tests(task: Task, place: Path, room: Room) -> Path:
+def _shown_tests(task: Task, place: _Place, room: Room) -> Path:
     """The tests of a task, or a copy for a sandbox of root that may not read them."""
     if room.identity is None or is_open_to_others(task.tests):
         return task.tests
-    shutil.copytree(task.tests, place / "tests", symlinks=True)
-    room.own(place / "tests")
-    return place / "tests"
+    shutil.copytree(task.tests, place.folder / "tests", symlinks=True)
+    room.own(place.folder / "tests")
+    return place.folder / "tests"
 
 
-def _start(host: SandboxHost, task: Task, tests: Path, place: Path, room: Room) -> Process:
+def _start(host: SandboxHost, task: Task, tests: Path, place: _Place, room: Room) -> Process:
     environment = _environment(host, task, place)
     if not host.isolated:
         program = Program(["/bin/bash", str(task.tests / "test.sh")], environment, room.output)
-        return host.start_supervised(program, room, None, cwd=str(place / "workspace"), stdin=os.devnull)
+        return host.start_supervised(program, room, None, cwd=str(place.workspace), stdin=os.devnull)
     mounts = (
-        Mount(str(place / "workspace"), workspace_of(task.image, WORKSPACE), writable=True),
-        Mount(str(place / "verifier"), VERIFIER_LOGS, writable=True),
+        Mount(str(place.space.seen / "workspace"), workspace_of(task.image, WORKSPACE), writable=True),
+        Mount(str(place.space.seen / "verifier"), VERIFIER_LOGS, writable=True),
         Mount(str(tests), TESTS),
     )
     return host.start_script(f"{TESTS}/test.sh", room, host.view(mounts, image=task.image), environment)
 
 
-def _environment(host: SandboxHost, task: Task, place: Path) -> dict[str, str]:
+def _environment(host: SandboxHost, task: Task, place: _Place) -> dict[str, str]:
     own = {
         "TESTS_DIR": TESTS if host.isolated else str(task.tests),
-        "VERIFIER_DIR": VERIFIER_LOGS if host.isolated else str(place / "verifier"),
+        "VERIFIER_DIR": VERIFIER_LOGS if host.isolated else str(place.logs),
     }
-    return host.environment(host.home(place, task.image), task.image) | task.agent_env | task.verifier_env | own
+    return host.environment(host.home(place.folder, task.image), task.image) | task.agent_env | task.verifier_env | own

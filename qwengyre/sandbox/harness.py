@@ -15,6 +15,7 @@ from qwengyre.images.image import Image
 from qwengyre.sandbox.host import SandboxHost, is_own_python
 from qwengyre.sandbox.isolation import INSTRUCTION, RELAY_PORT, WORKSPACE
 from qwengyre.sandbox.on_image import workspace_of
+from qwengyre.sandbox.spaces import Space
 from qwengyre.sandbox.task import Task
 
 PATIENCE: Final = {
@@ -88,16 +89,28 @@ class HarnessFiles(msgspec.Struct, frozen=True):
     """Host paths of one execution. Only `workspace` and `instruction` are ever mounted into its sandbox."""
 
     folder: Path
+    space: Space
 
-    @classmethod
-    def create(cls, folder: Path, instruction: str) -> HarnessFiles:
-        folder.mkdir(parents=True)
-        (folder / "instruction.md").write_text(instruction, encoding="utf-8")
-        return cls(folder)
+    def create(self, instruction: str) -> None:
+        """Make the folder, which must not exist, and the space for the workspace. Raises OSError and SandboxError."""
+        self.folder.mkdir(parents=True)
+        (self.folder / "instruction.md").write_text(instruction, encoding="utf-8")
+        self.space.make()
 
     @property
     def workspace(self) -> Path:
-        return self.folder / "workspace"
+        """As this process reaches it."""
+        return self.space.folder / "workspace"
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the workspace is in no folder of the disk."""
+        return self.space.seen != self.folder
+
+    @property
+    def shown_workspace(self) -> Path:
+        """What is mounted into the sandbox."""
+        return self.space.seen / "workspace"
 
     @property
     def instruction(self) -> Path:

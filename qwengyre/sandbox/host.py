@@ -45,6 +45,7 @@ from qwengyre.sandbox.on_image import ImageRoot, OwnPython, check_image, image_h
 from qwengyre.sandbox.process import Process, Program, nameless_file, run
 from qwengyre.sandbox.room import Room
 from qwengyre.sandbox.seccomp import MACHINES, filter_program
+from qwengyre.sandbox.spaces import Spaces
 from qwengyre.sandbox.spawner import Spawner
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class SandboxHost:
 
     def __init__(self, config: HarnessConfig, work: Path):
         self.config = config
-        self.work = work
+        self.work = work = Path(os.path.abspath(work))
         self.isolated = config.isolation == "bwrap"
         self.bwrap = find_bwrap() if self.isolated else ""
         if self.isolated and platform.machine() not in MACHINES:
@@ -88,7 +89,15 @@ class SandboxHost:
             self.close_cgroups()
             raise SandboxError(NO_CGROUPS.format(what=unlimited))
         self._identities = find_identities() if self.isolated else None
+        self.spaces = self._find_spaces()
         self._spawner = Spawner()
+
+    def _find_spaces(self) -> Spaces:
+        try:
+            return Spaces(self.config.limits, isolated=self.isolated)
+        except SandboxError:
+            self.close_cgroups()
+            raise
 
     def _unlimited(self) -> str:
         """What of an execution as a whole the kernel cannot be made to limit here."""
@@ -244,9 +253,11 @@ class SandboxHost:
         filtered = nameless_file("filter", filter_program())
         told = nameless_file("options", os.fsencode("\0".join([*options, "--seccomp", str(filtered)])))
         command = [bwrap, "--args", str(told), end, *program.command]
+        if view.image:
+            command = view.image.command(identity.uid if identity else None, command)
         return msgspec.structs.replace(
             program,
-            command=view.image.command(identity.uid if identity else None, command) if view.image else command,
+            command=[*self.spaces.entrance, *command],
             env={},
             pass_fds=(*program.pass_fds, *((identity.outer, identity.inner) if identity else ())),
             handed_fds=(*program.handed_fds, told, filtered),
@@ -274,6 +285,7 @@ class SandboxHost:
         """Give everything back. Every sandbox must have ended."""
         self.close_cgroups()
         self._spawner.close()
+        self.spaces.close()
         if self._identities:
             self._identities.close()
 

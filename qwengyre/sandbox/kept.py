@@ -17,10 +17,11 @@ import msgspec
 from qwengyre.core.errors import SandboxError
 from qwengyre.core.records import End, Outcome
 from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.sandbox.harness import HarnessFiles
 from qwengyre.sandbox.limits import MIB
 from qwengyre.sandbox.task import Task
 from qwengyre.sandbox.tree import change_owner, measure, remove_tree
-from qwengyre.sandbox.workspace import move_tree
+from qwengyre.sandbox.workspace import keep_copy, move_tree
 
 log = logging.getLogger(__name__)
 
@@ -49,34 +50,36 @@ class Keeper:
         self._samples: dict[str, deque[Sample]] = {}
         """Kind of reward -> what is kept of it, the newest last."""
 
-    def put_away(self, folder: Path, outcome: Outcome, task: Task) -> None:
-        """Keep `folder` or remove it; it is gone in any case. Raises SandboxError when the disk is full."""
-        target = self._target(folder, outcome, task) if folder.exists() else None
+    def put_away(self, files: HarnessFiles, outcome: Outcome, task: Task) -> None:
+        """Move what is to be kept. The rest is the caller's to remove. Raises SandboxError when the disk is full."""
+        target = self._target(files, outcome, task) if files.folder.exists() else None
         if target is not None:
             try:
-                self._move(folder, target, outcome, task)
+                self._move(files, target, outcome, task)
             except OSError as error:
                 raise_if_disk_full(error, target.parent)
-                log.warning("workspace_not_kept", extra={"execution": folder.name, "reason": str(error)})
-        remove_tree(folder)
+                log.warning("workspace_not_kept", extra={"execution": files.folder.name, "reason": str(error)})
 
-    def _target(self, folder: Path, outcome: Outcome, task: Task) -> Path | None:
+    def _target(self, files: HarnessFiles, outcome: Outcome, task: Task) -> Path | None:
+        folder = files.folder
         with self._lock:
             if outcome.end in FAILED and self._num_failed < self._config.keep_failed:
                 self._num_failed += 1
                 return self._failed / folder.name
         if self._sample is None or self._config.keep == "failed" or outcome.end is End.LOST:
             return None
-        if self._config.keep == "all" or self._takes(folder, outcome, task):
+        if self._config.keep == "all" or self._takes(files, outcome, task):
             return self._sample / folder.name
         return None
 
-    def _takes(self, folder: Path, outcome: Outcome, task: Task) -> bool:
+    def _takes(self, files: HarnessFiles, outcome: Outcome, task: Task) -> bool:
         """Whether the sample has room for this one, perhaps in place of older ones, which are removed then."""
         assert self._sample is not None, "asked only where a sample is kept"
         low, high = task.reward_range
         kind = "lowest" if outcome.score <= low else "highest" if outcome.score >= high else "between"
-        num_bytes, now = measure(folder, self._config.limits.files * 2).num_bytes, time.monotonic()
+        folder, max_files, now = files.folder, self._config.limits.files * 2, time.monotonic()
+        places = [folder, files.workspace] if files.is_apart else [folder]
+        num_bytes = sum(measure(place, max_files).num_bytes for place in places)
         with self._lock:
             kept = self._samples.setdefault(kind, deque())
             is_full = len(kept) >= SAMPLES_PER_REWARD
@@ -91,10 +94,15 @@ class Keeper:
             remove_tree(one.folder)
         return True
 
-    def _move(self, folder: Path, target: Path, outcome: Outcome, task: Task) -> None:
+    def _move(self, files: HarnessFiles, target: Path, outcome: Outcome, task: Task) -> None:
+        folder = files.folder
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_tree(folder / "scratch")
         remove_tree(target)
+        if files.is_apart and files.workspace.exists():
+            keep_copy(files.workspace, folder / "workspace")
+            files.space.remove()
+            remove_tree(files.space.seen)
         if os.geteuid() == 0:
             change_owner(folder, 0)
         move_tree(folder, target)

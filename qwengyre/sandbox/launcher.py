@@ -21,7 +21,7 @@ from qwengyre.core.errors import HarnessLost, SandboxError, WorkspaceRefused
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.rpc.logs import log_tail
 from qwengyre.sandbox.cold import start_cold
-from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.sandbox.config import HarnessConfig, LimitsConfig
 from qwengyre.sandbox.disk_threads import DiskThreads
 from qwengyre.sandbox.disk_watch import DiskWatch
 from qwengyre.sandbox.evaluator import Evaluator, Verdict
@@ -29,6 +29,7 @@ from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress, HarnessFiles
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.kept import Keeper, raise_if_disk_full
 from qwengyre.sandbox.room import Room
+from qwengyre.sandbox.spaces import Space
 from qwengyre.sandbox.warm import WarmStarter
 from qwengyre.sandbox.workspace import prepare_workspace, remove_tree
 
@@ -51,7 +52,7 @@ class Launcher:
     def __init__(self, config: HarnessConfig, gateway: GatewayAddress, *, work: Path, failed: Path, sample: Path | None = None):
         self.config = config
         self.gateway = gateway
-        self.work = work
+        self.work = work.absolute()
         if config.isolation == "bwrap":
             gateway.check()
             gateway.open_to_sandboxes()
@@ -61,6 +62,7 @@ class Launcher:
         self._watch = DiskWatch(config.limits)
         self._evaluator = Evaluator(self.host, self._threads, self._watch)
         self._keeper = Keeper(config, failed, sample)
+        self._live: dict[str, HarnessFiles] = {}
 
     async def __aenter__(self) -> Launcher:
         if self._warm is not None:
@@ -83,22 +85,28 @@ class Launcher:
         """
         started = time.monotonic()
         folder = self.work / f"{spec.execution}.{spec.attempt}"
+        files = self._live[spec.execution] = HarnessFiles(folder, self.host.spaces.at(folder))
         try:
-            async with asyncio.timeout(self.config.overall_timeout_s):
-                outcome = await self._run(spec, folder, num_calls)
-        except TimeoutError:
-            outcome = self._overtaken(spec, folder)
-        except BaseException:
-            await self._threads.run(remove_tree, folder)
-            raise
+            try:
+                async with asyncio.timeout(self.config.overall_timeout_s):
+                    outcome = await self._run(spec, files, num_calls)
+            except TimeoutError:
+                outcome = self._overtaken(spec, folder)
+            finally:
+                self._evaluator.forget(folder)
+            await self._threads.run(self._keeper.put_away, files, outcome, spec.task)
         finally:
-            self._evaluator.forget(folder)
-        await self._threads.run(self._keeper.put_away, folder, outcome, spec.task)
+            del self._live[spec.execution]
+            await self._threads.run(_remove, files)
         return msgspec.structs.replace(outcome, duration_s=time.monotonic() - started)
 
-    async def _run(self, spec: ExecutionSpec, folder: Path, num_calls: Callable[[], Awaitable[int]]) -> Outcome:
+    def workspace_of(self, execution: str) -> Path:
+        """The workspace of a live execution."""
+        return self._live[execution].workspace
+
+    async def _run(self, spec: ExecutionSpec, files: HarnessFiles, num_calls: Callable[[], Awaitable[int]]) -> Outcome:
         try:
-            files = await self._threads.run(self._prepare, spec, folder)
+            await self._threads.run(self._prepare, spec, files)
             ended = await self._run_harness(spec, files)
         except HarnessLost as error:
             return _unscored(End.LOST, Validity.DROPPED, str(error))
@@ -108,7 +116,7 @@ class Launcher:
         if await num_calls() == 0 and ended.end is not End.HARNESS_TIMEOUT:
             return _never_called(ended)
         try:
-            verdict = await self._evaluator.evaluate(spec.task, files.workspace, folder)
+            verdict = await self._evaluator.evaluate(spec.task, files.workspace, files.folder)
         except WorkspaceRefused as error:
             verdict = Verdict(spec.task.reward_range[0], "", 0, note=f"scored {spec.task.reward_range[0]:g}: {error}")
         except (OSError, SandboxError) as error:
@@ -116,13 +124,12 @@ class Launcher:
             return _unscored(ended.end, Validity.PLACEHOLDER, str(error), ended.exit_code)
         return _scored(ended, verdict)
 
-    def _prepare(self, spec: ExecutionSpec, folder: Path) -> HarnessFiles:
+    def _prepare(self, spec: ExecutionSpec, files: HarnessFiles) -> None:
         if spec.task.wanted_image is not None and spec.task.image is None:
             raise SandboxError(f"{spec.task.name} runs on an image, which nobody has got for it (run_on_images)")
-        remove_tree(folder)
-        files = HarnessFiles.create(folder, spec.task.instruction)
+        remove_tree(files.folder)
+        files.create(spec.task.instruction)
         prepare_workspace(spec.task, files.workspace, self.config.limits)
-        return files
 
     def _overtaken(self, spec: ExecutionSpec, folder: Path) -> Outcome:
         """Dropped, unless its workspace has kept a scorer that works from giving a score: that must not be a way out."""
@@ -139,12 +146,14 @@ class Launcher:
             await self._threads.run(room.own, files.workspace, files.instruction)
             process = await self._start(spec, files, room)
             try:
-                with self._watch.watching(files.workspace, process) as watched:
+                with self._watch.watching(files.space, process) as watched:
                     code = await process.wait(timeout_s)
             finally:
                 await process.kill()
             memory_kills = room.cgroup.memory_kills()
         reason = watched.reason
+        if code and not reason:  # it may have failed over a full workspace faster than anybody looked
+            reason = await self._threads.run(_passed, files.space, self.config.limits)
         if memory_kills:
             reason = reason or f"killed at its memory limit of {self.config.limits.memory_mb} MB (limits.memory_mb)"
         tail = log_tail(files.log, secret=spec.key)
@@ -158,6 +167,19 @@ class Launcher:
         if self._warm is not None:
             return await self._warm.start(self.gateway, spec, files, room)
         return start_cold(self.host, self.gateway, spec, files, room)
+
+
+def _passed(space: Space, limits: LimitsConfig) -> str:
+    """Which limit a space passes, as a sentence; empty when none, or when that cannot be told."""
+    try:
+        return space.usage().over(limits)
+    except OSError:
+        return ""
+
+
+def _remove(files: HarnessFiles) -> None:
+    files.space.remove()
+    remove_tree(files.folder)
 
 
 def _unscored(end: End, validity: Validity, detail: str, exit_code: int | None = None) -> Outcome:

@@ -17,6 +17,8 @@ from qwengyre.sandbox.tree import FolderMoved, measure
 MIB: Final = 1024 * 1024
 CGROUP_PREFIX: Final = "qwengyre-"
 CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
+OVERSHOOT: Final = 2
+"""A workspace up to this many times over its disk limit is still scored: the watcher needs a moment to notice. Its scorer may write as much."""
 MOVED_TRIES: Final = 3
 """A program that moves a folder while it is measured seldom does so twice in a row."""
 _V1: Final = {"memory": "memory.limit_in_bytes", "pids": "pids.max", "cpu": "cpu.cfs_quota_us"}
@@ -237,11 +239,11 @@ class DiskUsage(msgspec.Struct, frozen=True):
     num_bytes: int
     num_files: int
 
-    def over(self, limits: LimitsConfig) -> str:
-        """Which limit is passed, as a sentence; empty when none is."""
-        if self.num_bytes > limits.disk_mb * MIB:
+    def over(self, limits: LimitsConfig, times: int = 1) -> str:
+        """Which limit is passed so many times, as a sentence; empty when none is."""
+        if self.num_bytes > limits.disk_mb * MIB * times:
             return f"the workspace passed its limit of {limits.disk_mb} MB (limits.disk_mb)"
-        if self.num_files > limits.files:
+        if self.num_files > limits.files * times:
             return f"the workspace passed its limit of {limits.files} files (limits.files)"
         return ""
 

@@ -19,7 +19,7 @@ from qwengyre.core.errors import SandboxError, WorkspaceRefused
 from qwengyre.images.image import Image
 from qwengyre.images.rooted import open_in
 from qwengyre.sandbox.config import LimitsConfig
-from qwengyre.sandbox.limits import MIB
+from qwengyre.sandbox.limits import MIB, OVERSHOOT
 from qwengyre.sandbox.links import STRICT, Lead, LinkResolver, LinkRule
 from qwengyre.sandbox.task import NOT_COPIED, Task
 from qwengyre.sandbox.tree import FOLDER, Kind, Visit, listing, open_file, open_folder, remove_tree, take_powers, walk
@@ -27,8 +27,6 @@ from qwengyre.sandbox.tree import FOLDER, Kind, Visit, listing, open_file, open_
 CHUNK_BYTES: Final = 64 * 1024
 """What is digested, and left out when it is all zeros, as one piece."""
 ZEROS: Final = bytes(CHUNK_BYTES)
-OVERSHOOT: Final = 2
-"""A workspace up to this many times over its disk limit is still scored: the watcher needs a moment to notice."""
 NO_BOUND: Final = 1 << 62
 STAGED_LINKS: Final = ".names"
 """Beside a copy that is being made: the files in it that have several names."""
@@ -94,6 +92,19 @@ def copy_workspace(source: Path, target: Path, limits: LimitsConfig, links: Link
         os.close(root)
 
 
+def keep_copy(source: Path, target: Path) -> None:
+    """Copy what a harness left to `target`, which must not exist, for people to look at: without powers and special files, links as they are.
+
+    Raises OSError.
+    """
+    root = open_folder(source)
+    try:
+        _Copy(root, target, _Budget(None, 1), None).run()
+    finally:
+        os.close(root)
+    take_powers(target)
+
+
 def move_tree(source: Path, target: Path) -> None:
     """Move what a harness left, without its powers, also to another file system (special files are left out then). Raises OSError."""
     take_powers(source)
@@ -102,11 +113,7 @@ def move_tree(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        root = open_folder(source)
-        try:
-            _Copy(root, target, _Budget(None, 1), None).run()
-        finally:
-            os.close(root)
+        keep_copy(source, target)
         remove_tree(source)
 
 

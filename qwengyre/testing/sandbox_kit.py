@@ -9,6 +9,7 @@ import os
 import secrets
 import select
 import sys
+import tempfile
 import textwrap
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -79,9 +80,10 @@ class Kit:
 
     async def with_launcher(self, config: HarnessConfig, use: Callable[[Launcher], Awaitable[Any]]) -> Any:
         """Serve a gateway that echoes request bodies, open a launcher, and use it."""
-        socket = self.folder / "gateway" / "harness.sock"
-        socket.parent.mkdir(exist_ok=True)
-        socket.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(prefix="qg-", dir="/tmp") as folder:  # a test's own may be too long for a socket
+            return await self._with_launcher(config, use, Path(folder) / "s")
+
+    async def _with_launcher(self, config: HarnessConfig, use: Callable[[Launcher], Awaitable[Any]], socket: Path) -> Any:
         os.umask(0)  # the kit's gateways have sockets that every user may open, as the real one has
         over_unix = await asyncio.start_unix_server(self.answer, str(socket), limit=2**24)
         over_tcp = await asyncio.start_server(self.answer, "127.0.0.1", 0, limit=2**24)

@@ -167,7 +167,7 @@ def test_time_that_runs_out_over_a_hanging_scorer_is_no_way_out(kit):
 
 def test_a_scorer_cannot_fill_the_disk(kit):
     """Code of the workspace that it runs is held to the limits of a harness."""
-    flood = "import os\nfor n in range(60): open(f'f{n}', 'wb').write(os.urandom(2**20))\nimport time; time.sleep(600)"
+    flood = "import os, time\ntry:\n  for n in range(60): open(f'f{n}', 'wb').write(os.urandom(2**20))\nexcept OSError: pass\ntime.sleep(600)"
     task = kit.task(textwrap.dedent(f"open('answer.py', 'w').write({flood!r})"), OR_ZERO)
     outcome = kit.run(task, kit.config(evaluator_tries=1, limits={"disk_mb": 20}))
     assert (outcome.validity, outcome.score) == (Validity.VALID, 0.0) and "limits.disk_mb" in outcome.detail

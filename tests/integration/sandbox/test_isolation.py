@@ -163,7 +163,7 @@ def test_standard_input_and_placeholders(kit, start):
 
 def test_memory_is_limited(kit, start):
     code = "open('hello', 'w').close(); import sys; blocks = [bytes(b'x' * 2**20) for _ in range(400)]; sys.exit(9)"
-    outcome = kit.run(kit.task(code), kit.config(start, limits={"memory_mb": 150}))
+    outcome = kit.run(kit.task(code), kit.config(start, limits={"memory_mb": 150, "disk_mb": 100}))
     assert (outcome.end, outcome.validity, outcome.score) == (End.CRASHED, Validity.VALID, 0.75)
     assert outcome.exit_code != 9 and ("memory limit" in outcome.detail or "MemoryError" in outcome.detail)
 
@@ -204,6 +204,6 @@ def test_a_workspace_far_beyond_its_limits_earns_the_lowest_score(kit):
     """Nothing of it is scored, but it counts: else a policy could drop its own bad executions."""
     code = "import os\nfor i in range(300): open(f'f{i}', 'w').close()"
     toml = "[metadata]\nreward_range = [-1, 1]\n"
-    outcome = kit.run(kit.task(code, toml=toml), kit.config(limits={"files": 100}))
+    outcome = kit.run(kit.task(code, toml=toml), kit.config(limits={"files": 100, "workspace": "disk"}))
     assert (outcome.end, outcome.validity, outcome.score) == (End.EXITED, Validity.VALID, -1.0)
     assert "scored -1" in outcome.detail and "limits.files" in outcome.detail

@@ -82,6 +82,8 @@ def test_a_run_that_cannot_be_limited_does_not_start_unless_told(kit, no_cgroups
 @pytest.mark.parametrize("kind", SHARED)
 def test_shared_memory_counts(kit, start, cgroups, kind):
     code = f"import os, sys, time\nopen('hello', 'w').close()\n{SHARED[kind]}\nsys.exit(9)"
-    outcome = kit.run(kit.task(code), kit.config(start, limits={"memory_mb": 150, "disk_mb": 1000}, timeout_s=20.0))
+    outcome = kit.run(
+        kit.task(code), kit.config(start, limits={"memory_mb": 150, "disk_mb": 1000, "workspace": "disk"}, timeout_s=20.0)
+    )
     assert outcome.end in (End.CRASHED, End.HARNESS_TIMEOUT) and outcome.exit_code != 9 and outcome.score == 0.75
     assert "memory limit" in outcome.detail or outcome.end is End.HARNESS_TIMEOUT

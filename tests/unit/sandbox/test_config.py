@@ -27,6 +27,8 @@ from qwengyre.sandbox.config import HarnessConfig
         ({"command": ["a"], "evaluator_tries": 0}, "evaluator_tries must be at least 1"),
         ({"command": ["a"], "isolation": "docker"}, "Invalid enum value"),
         ({"command": ["a"], "limits": {"memory_mb": 0}}, "memory_mb must be at least 1"),
+        ({"command": ["a"], "limits": {"memory_mb": 256}}, "memory_mb must be above disk_mb, which is part of it"),
+        ({"command": ["a"], "limits": {"workspace": "nfs"}}, "Invalid enum value 'nfs'"),
         ({"command": ["a"], "colour": 1}, "unknown field"),
         ({"command": "a b"}, "Expected `array`"),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from qwengyre.core.errors import SandboxError
 from qwengyre.rpc.logs import log_tail
-from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.sandbox.config import HarnessConfig, LimitsConfig
 from qwengyre.sandbox.harness import (
     PATIENCE,
     RESERVED,
@@ -21,10 +21,15 @@ from qwengyre.sandbox.harness import (
 )
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.isolation import Mount, SandboxView, bwrap_arguments, outermost
+from qwengyre.sandbox.spaces import FolderSpace
 from qwengyre.sandbox.task import Task
 
 TASK = Task("hello", "/tasks/hello", "do {model} and {workspace}", 1.0, 1.0, agent_env={"A": "task", "B": "task"})
 SPEC = ExecutionSpec("e000001-0", TASK, "secret", base_path="/x/7", model="m")
+
+
+def files(folder: Path) -> HarnessFiles:
+    return HarnessFiles(folder, FolderSpace(folder, LimitsConfig()))
 
 
 @pytest.fixture
@@ -40,13 +45,13 @@ def host(tmp_path):
 
 
 def test_placeholders_are_filled_once(host, tmp_path):
-    command = harness_command(host, SPEC, HarnessFiles(tmp_path / "e"))
+    command = harness_command(host, SPEC, files(tmp_path / "e"))
     assert command == ["agent", TASK.instruction, f"--file={tmp_path}/e/instruction.md", f"m:{tmp_path}/e/workspace"]
 
 
 def test_the_environment_is_made_not_inherited(host, tmp_path, monkeypatch):
     monkeypatch.setenv("HOST_SECRET", "x")
-    environment = harness_environment(host, GatewayAddress("/s", "http://127.0.0.1:9/"), SPEC, HarnessFiles(tmp_path / "e"))
+    environment = harness_environment(host, GatewayAddress("/s", "http://127.0.0.1:9/"), SPEC, files(tmp_path / "e"))
     assert "HOST_SECRET" not in environment
     assert (environment["A"], environment["B"]) == ("task", "config")
     assert environment["OPENAI_BASE_URL"] == "http://127.0.0.1:9/x/7/v1"
@@ -59,7 +64,7 @@ def test_what_every_execution_gets_for_itself_is_what_a_run_may_not_set(host, tm
     plain = host.environment(host.home(tmp_path / "e"))
     config = msgspec.structs.replace(host.config, env=dict.fromkeys(RESERVED, "mine"))
     environment = harness_environment(
-        SandboxHost(config, tmp_path), GatewayAddress("/s", "http://127.0.0.1:9/"), SPEC, HarnessFiles(tmp_path)
+        SandboxHost(config, tmp_path), GatewayAddress("/s", "http://127.0.0.1:9/"), SPEC, files(tmp_path)
     )
     assert "mine" not in environment.values()
     assert environment.keys() - plain.keys() - PATIENCE.keys() - SPEC.task.agent_env.keys() == RESERVED - plain.keys()
@@ -67,7 +72,7 @@ def test_what_every_execution_gets_for_itself_is_what_a_run_may_not_set(host, tm
 
 def test_no_address_without_isolation_is_refused(host, tmp_path):
     with pytest.raises(SandboxError, match="TCP port"):
-        harness_environment(host, GatewayAddress("/s"), SPEC, HarnessFiles(tmp_path / "e"))
+        harness_environment(host, GatewayAddress("/s"), SPEC, files(tmp_path / "e"))
 
 
 def test_a_spec_does_not_show_its_key():

@@ -9,8 +9,10 @@ import pytest
 
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.sandbox import kept
-from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.sandbox.config import HarnessConfig, LimitsConfig
+from qwengyre.sandbox.harness import HarnessFiles
 from qwengyre.sandbox.kept import SAMPLES_PER_REWARD, Keeper
+from qwengyre.sandbox.spaces import FolderSpace
 from qwengyre.sandbox.task import Task
 
 TASK = Task("t", "/t", "do", 1.0, 1.0)
@@ -33,8 +35,8 @@ class Runs:
         (workspace / "file").write_bytes(b"x" * num_bytes)
         (workspace.parent / "harness.log").write_text("said")
         validity = Validity.DROPPED if end is End.LOST else Validity.VALID
-        self.keeper.put_away(workspace.parent, Outcome(end, validity, score, "", 1.0), TASK)
-        assert not workspace.parent.exists()
+        files = HarnessFiles(workspace.parent, FolderSpace(workspace.parent, LimitsConfig()))
+        self.keeper.put_away(files, Outcome(end, validity, score, "", 1.0), TASK)
         return name
 
     @property
