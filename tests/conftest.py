@@ -19,6 +19,12 @@ settings.load_profile("qwengyre")
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    """The event loop of tests that are coroutines: the one that the package is written for."""
+    return "asyncio"
+
+
+@pytest.fixture
 def prefix() -> Iterator[str]:
     """What the shared memory of one test is called, and of no other that runs on this machine; what is left of it goes afterwards."""
     from qwengyre.transfer.shm import cleanup

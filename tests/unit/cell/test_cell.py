@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import msgspec
@@ -51,31 +50,25 @@ def spec_in(folder: Path, prefix: str) -> CellSpec:
     )
 
 
-def test_a_cell_whose_engine_ended_by_itself_is_not_well(tmp_path, prefix):
+async def test_a_cell_whose_engine_ended_by_itself_is_not_well(tmp_path, prefix):
     """Its process lives and answers; calls that are sent there would wait for nothing."""
     engine = FakeEngine()
     cell = CellProcess(spec_in(tmp_path, prefix), lambda *_: CellParts(engine, None))
 
-    async def body():
-        assert (await cell.handle(api.CellRequest(0, api.Health()))).engine == engine.now
-        engine.now = msgspec.structs.replace(engine.now, failure="its thread died")
-        with pytest.raises(CellFailed, match="its thread died"):
-            await cell.handle(api.CellRequest(0, api.Health()))
-        await cell.close()
-
-    asyncio.run(body())
+    assert (await cell.handle(api.CellRequest(0, api.Health()))).engine == engine.now
+    engine.now = msgspec.structs.replace(engine.now, failure="its thread died")
+    with pytest.raises(CellFailed, match="its thread died"):
+        await cell.handle(api.CellRequest(0, api.Health()))
+    await cell.close()
 
 
-def test_an_engine_whose_weights_are_elsewhere_takes_none(tmp_path, prefix):
+async def test_an_engine_whose_weights_are_elsewhere_takes_none(tmp_path, prefix):
     """A completions server: it serves a run without steps."""
     cell = CellProcess(spec_in(tmp_path, prefix), lambda *_: CellParts(FakeEngine(), None))
 
-    async def body():
-        with pytest.raises(EngineError, match="weights of this engine are elsewhere"):
-            await cell.handle(api.CellRequest(0, api.UpdateWeights(SNAPSHOT, 1)))
-        await cell.close()
-
-    asyncio.run(body())
+    with pytest.raises(EngineError, match="weights of this engine are elsewhere"):
+        await cell.handle(api.CellRequest(0, api.UpdateWeights(SNAPSHOT, 1)))
+    await cell.close()
 
 
 TRAINING = [
@@ -94,13 +87,10 @@ TRAINING = [
 
 
 @pytest.mark.parametrize("operation", TRAINING, ids=lambda operation: type(operation).__name__)
-def test_a_standalone_engine_refuses_by_name_what_is_for_a_trainer_and_touches_nothing(tmp_path, prefix, operation):
+async def test_a_standalone_engine_refuses_by_name_what_is_for_a_trainer_and_touches_nothing(tmp_path, prefix, operation):
     engine = FakeEngine()  # any use of it would be an AttributeError
     cell = CellProcess(spec_in(tmp_path, prefix), lambda *_: CellParts(engine, None))
 
-    async def body():
-        with pytest.raises(TrainerError, match=f"a standalone engine has no trainer: {type(operation).__name__}"):
-            await cell.handle(api.CellRequest(0, operation))
-        await cell.close()
-
-    asyncio.run(body())
+    with pytest.raises(TrainerError, match=f"a standalone engine has no trainer: {type(operation).__name__}"):
+        await cell.handle(api.CellRequest(0, operation))
+    await cell.close()

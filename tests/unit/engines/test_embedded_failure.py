@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +15,18 @@ from qwengyre.testing.engines import write_tiny_qwen3
 from qwengyre.transfer.tcp import TcpCarrier
 
 
-def test_an_engine_whose_thread_died_tells_its_calls_and_its_stats(tmp_path: Path):
-    async def main() -> None:
-        carrier = TcpCarrier()
-        engine = EmbeddedEngine(write_tiny_qwen3(tmp_path), carrier, EngineConfig())
-        assert engine.stats().failure == ""
+async def test_an_engine_whose_thread_died_tells_its_calls_and_its_stats(tmp_path: Path):
+    carrier = TcpCarrier()
+    engine = EmbeddedEngine(write_tiny_qwen3(tmp_path), carrier, EngineConfig())
+    assert engine.stats().failure == ""
 
-        def broken() -> None:
-            raise ZeroDivisionError("a bug")
+    def broken() -> None:
+        raise ZeroDivisionError("a bug")
 
-        engine._core.iterate = broken
-        request = GenerateRequest("a", np.arange(40, dtype=np.int32).tobytes(), Sampling(1.0, 4, (), 0))
-        with pytest.raises(EngineUnavailable, match="a bug"):
-            [chunk async for chunk in engine.generate(request)]
-        assert "a bug" in engine.stats().failure
-        await engine.close()
-        carrier.close()
-
-    asyncio.run(main())
+    engine._core.iterate = broken
+    request = GenerateRequest("a", np.arange(40, dtype=np.int32).tobytes(), Sampling(1.0, 4, (), 0))
+    with pytest.raises(EngineUnavailable, match="a bug"):
+        [chunk async for chunk in engine.generate(request)]
+    assert "a bug" in engine.stats().failure
+    await engine.close()
+    carrier.close()

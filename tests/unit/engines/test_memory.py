@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
@@ -41,52 +40,48 @@ def resident_bytes() -> int:
     raise AssertionError("/proc/self/status has no RssAnon")
 
 
-def test_offload_gives_the_memory_back_to_the_system(tmp_path: Path):
+async def test_offload_gives_the_memory_back_to_the_system(tmp_path: Path):
     model_dir = write_tiny_qwen3(tmp_path)
     num_bytes = 64 << 20
 
-    async def main() -> None:
-        carrier = TcpCarrier()
-        spec = read_spec(model_dir)
-        per_block = 4 * spec.num_layers * 2 * spec.kv_heads * 16 * spec.head_dim
-        config = EngineConfig(kv_blocks=num_bytes // per_block)
-        engine = EmbeddedEngine(model_dir, carrier, config)
-        prompt = GenerateRequest("a", np.arange(40, dtype=np.int32).tobytes(), Sampling(1.0, 4, (), 0))
-        assert [chunk async for chunk in engine.generate(prompt)]
-        assert engine._core is not None
-        engine._core.memory.blocks.fill_(1.0)
-        before = resident_bytes()
-        await engine.offload()
-        assert before - resident_bytes() > 0.9 * num_bytes
-        await engine.close()
-        carrier.close()
-
-    asyncio.run(main())
+    carrier = TcpCarrier()
+    spec = read_spec(model_dir)
+    per_block = 4 * spec.num_layers * 2 * spec.kv_heads * 16 * spec.head_dim
+    config = EngineConfig(kv_blocks=num_bytes // per_block)
+    engine = EmbeddedEngine(model_dir, carrier, config)
+    prompt = GenerateRequest("a", np.arange(40, dtype=np.int32).tobytes(), Sampling(1.0, 4, (), 0))
+    assert [chunk async for chunk in engine.generate(prompt)]
+    assert engine._core is not None
+    engine._core.memory.blocks.fill_(1.0)
+    before = resident_bytes()
+    await engine.offload()
+    assert before - resident_bytes() > 0.9 * num_bytes
+    await engine.close()
+    carrier.close()
 
 
-def test_kv_that_nobody_releases_is_readable_until_its_deadline_and_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_kv_that_nobody_releases_is_readable_until_its_deadline_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     model_dir = write_tiny_qwen3(tmp_path)
 
-    async def main() -> None:
-        carrier = TcpCarrier()
-        engine = EmbeddedEngine(model_dir, carrier, EngineConfig(kv_blocks=256, pin_deadline_s=3600.0))
-        prompt = GenerateRequest("a", np.arange(40, dtype=np.int32).tobytes(), Sampling(1.0, 4, (), 0))
-        assert [chunk async for chunk in engine.generate(prompt)]
-        handle = await engine.export_kv(prompt.token_ids)
-        assert handle is not None
-        await engine.offload()
-        await engine.release("unknown")
-        assert carrier.read(handle.exposure)
-        now = time.monotonic
-        monkeypatch.setattr("time.monotonic", lambda: now() + 3600.0)
-        with pytest.raises(StaleRead):
-            while True:  # the engine looks at the time between two commands
-                await engine.release("unknown")
-                carrier.read(handle.exposure)
-        await engine.close()
-        carrier.close()
-
-    asyncio.run(main())
+    carrier = TcpCarrier()
+    engine = EmbeddedEngine(model_dir, carrier, EngineConfig(kv_blocks=256, pin_deadline_s=3600.0))
+    prompt = GenerateRequest("a", np.arange(40, dtype=np.int32).tobytes(), Sampling(1.0, 4, (), 0))
+    assert [chunk async for chunk in engine.generate(prompt)]
+    handle = await engine.export_kv(prompt.token_ids)
+    assert handle is not None
+    await engine.offload()
+    await engine.release("unknown")
+    assert carrier.read(handle.exposure)
+    now = time.monotonic
+    monkeypatch.setattr("time.monotonic", lambda: now() + 3600.0)
+    with pytest.raises(StaleRead):
+        while True:  # the engine looks at the time between two commands
+            await engine.release("unknown")
+            carrier.read(handle.exposure)
+    await engine.close()
+    carrier.close()
 
 
 def test_two_engines_share_kv_only_when_model_and_layout_are_the_same(tmp_path: Path):

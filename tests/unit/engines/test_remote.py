@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -32,17 +32,15 @@ def request(name: str, max_tokens: int = 5) -> GenerateRequest:
     return GenerateRequest(name, np.arange(4, dtype=np.int32).tobytes(), Sampling(1.0, max_tokens, (), 0))
 
 
-def serve(body: Callable[[ScriptedEngine, EngineServer, str], Awaitable[None]], address: str = "tcp://127.0.0.1:0") -> None:
-    async def main() -> None:
-        engine = ScriptedEngine(held=True)
-        server = EngineServer(engine, secret=TOKEN)
-        try:
-            await body(engine, server, await server.serve(address))
-        finally:
-            await server.close()
-            await engine.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def serve(address: str = "tcp://127.0.0.1:0") -> AsyncIterator[tuple[ScriptedEngine, EngineServer, str]]:
+    engine = ScriptedEngine(held=True)
+    server = EngineServer(engine, secret=TOKEN)
+    try:
+        yield engine, server, await server.serve(address)
+    finally:
+        await server.close()
+        await engine.close()
 
 
 async def tokens(engine: Serving, name: str, max_tokens: int = 5) -> list[int]:
@@ -50,22 +48,21 @@ async def tokens(engine: Serving, name: str, max_tokens: int = 5) -> list[int]:
         return [token async for chunk in stream for token in chunk.token_ids]
 
 
-def test_without_the_token_there_is_no_service():
-    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+async def test_without_the_token_there_is_no_service():
+    async with serve() as (engine, _, address):
         stranger = RemoteEngine(address, secret=b"guess")
         with pytest.raises(EngineUnavailable, match="secret"):
             await stranger.connect()
         assert engine.requests == []
 
-    serve(body)
     with pytest.raises(ConfigError):
         EngineServer(ScriptedEngine(), secret=b"")
 
 
-def test_what_a_stranger_says_is_not_heard():
+async def test_what_a_stranger_says_is_not_heard():
     """What the wire does with strangers of every kind: tests/unit/rpc/test_wire.py."""
 
-    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+    async with serve() as (engine, _, address):
         where = parse_address(address)
         reader, writer = await asyncio.open_connection(where.host, where.port)
         running = asyncio.create_task(tokens(engine, "b"))
@@ -83,11 +80,9 @@ def test_what_a_stranger_says_is_not_heard():
         assert len(await tokens(friend, "a")) == 5
         await friend.close()
 
-    serve(body)
 
-
-def test_a_lost_connection_ends_every_waiting_call_at_once_and_the_next_one_connects_again():
-    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+async def test_a_lost_connection_ends_every_waiting_call_at_once_and_the_next_one_connects_again():
+    async with serve() as (engine, server, address):
         remote = RemoteEngine(address, secret=TOKEN)
         waiting = [asyncio.create_task(tokens(remote, f"held-{index}")) for index in range(5)]
         while len(engine.requests) < 5:
@@ -101,8 +96,6 @@ def test_a_lost_connection_ends_every_waiting_call_at_once_and_the_next_one_conn
         await engine.grant("a", 5)
         assert len(await tokens(remote, "a")) == 5
         await remote.close()
-
-    serve(body)
 
 
 class Silent(Service):
@@ -118,19 +111,16 @@ class Silent(Service):
         connection.send(Status(engine.capacity(), engine.stats()))
 
 
-def test_a_silent_server_is_given_up():
-    async def main() -> None:
-        server = RpcServer(TOKEN, Silent)
-        remote = RemoteEngine(await server.listen("tcp://127.0.0.1:0"), secret=TOKEN, silence_deadline_s=0.05)
-        with pytest.raises(EngineUnavailable, match="silent"):
-            await tokens(remote, "a")
-        await server.close()
-
-    asyncio.run(main())
+async def test_a_silent_server_is_given_up():
+    server = RpcServer(TOKEN, Silent)
+    remote = RemoteEngine(await server.listen("tcp://127.0.0.1:0"), secret=TOKEN, silence_deadline_s=0.05)
+    with pytest.raises(EngineUnavailable, match="silent"):
+        await tokens(remote, "a")
+    await server.close()
 
 
-def test_an_operation_has_a_deadline():
-    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+async def test_an_operation_has_a_deadline():
+    async with serve() as (engine, _, address):
         remote = RemoteEngine(address, secret=TOKEN, deadline_s=60.0, silence_deadline_s=3600.0)
         await remote.connect()
 
@@ -143,55 +133,47 @@ def test_an_operation_has_a_deadline():
             await remote.abort(["a"])
         await remote.close()
 
-    serve(body)
+
+async def test_nobody_there_is_an_error_with_the_address():
+    with pytest.raises(EngineUnavailable, match=r"tcp://127\.0\.0\.1:1"):
+        await RemoteEngine("tcp://127.0.0.1:1", secret=TOKEN).connect()
 
 
-def test_nobody_there_is_an_error_with_the_address():
-    async def main() -> None:
-        with pytest.raises(EngineUnavailable, match=r"tcp://127\.0\.0\.1:1"):
-            await RemoteEngine("tcp://127.0.0.1:1", secret=TOKEN).connect()
-
-    asyncio.run(main())
-
-
-def test_an_address_that_is_taken_is_a_config_error():
-    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+async def test_an_address_that_is_taken_is_a_config_error():
+    async with serve() as (engine, _, address):
         with pytest.raises(ConfigError, match="cannot listen"):
             await EngineServer(engine, secret=TOKEN).serve(address)
 
-    serve(body)
 
-
-def test_a_unix_socket_serves_its_owner_only(tmp_path: Path):
+async def test_a_unix_socket_serves_its_owner_only(tmp_path: Path):
     path = tmp_path / "engine.sock"
 
-    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+    async with serve(f"unix:{path}") as (engine, _, address):
         assert path.stat().st_mode & 0o077 == 0
         await engine.grant("a", 5)
         remote = RemoteEngine(address, secret=TOKEN)
         assert len(await tokens(remote, "a")) == 5
         await remote.close()
 
-    serve(body, f"unix:{path}")
-
 
 @pytest.mark.parametrize(
     "error", [ContextOverflow(num_tokens=9, max_tokens=4), errors.KVRefused("another version"), errors.StaleRead("released")]
 )
-def test_errors_of_engines_arrive_as_they_are(error: errors.QwenGyreError):
-    arrived = raised_remotely(error)
+async def test_errors_of_engines_arrive_as_they_are(error: errors.QwenGyreError):
+    arrived = await raised_remotely(error)
     assert type(arrived) is type(error) and vars(arrived) == vars(error)
 
 
-def test_any_other_error_is_an_engine_that_does_not_serve():
-    arrived = raised_remotely(errors.CellFailed(3, "stalled"))
+async def test_any_other_error_is_an_engine_that_does_not_serve():
+    arrived = await raised_remotely(errors.CellFailed(3, "stalled"))
     assert type(arrived) is EngineUnavailable and "stalled" in str(arrived)
 
 
-def raised_remotely(error: errors.QwenGyreError) -> errors.QwenGyreError:
+async def raised_remotely(error: errors.QwenGyreError) -> errors.QwenGyreError:
     caught: list[errors.QwenGyreError] = []
 
-    async def body(engine: ScriptedEngine, server: EngineServer, address: str) -> None:
+    async with serve() as (engine, _, address):
+
         async def refuse(token_ids: bytes) -> None:
             raise error
 
@@ -202,5 +184,4 @@ def raised_remotely(error: errors.QwenGyreError) -> errors.QwenGyreError:
         caught.append(raised.value)
         await remote.close()
 
-    serve(body)
     return caught[0]

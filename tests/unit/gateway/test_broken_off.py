@@ -72,55 +72,49 @@ UP_TO = {
 @pytest.mark.parametrize("has_hung_up", [True, False])
 @pytest.mark.parametrize("up_to", UP_TO)
 @pytest.mark.parametrize("name", TOOLS)
-def test_the_next_turn_goes_on_while_the_engine_still_owes_tokens(bench, name, up_to, has_hung_up):
-    async def scenario():
-        async with bench.running():
-            engine = bench.says(SAID, "done<|im_end|>", held=True)
-            execution = await bench.open(engine=engine)
-            is_over = asyncio.Event()
-            engine.abort = lambda requests: is_over.wait()
-            cut = post(bench, execution, name, asked(name, []))
-            num_tokens = len(bench.ids(UP_TO[up_to]))
-            await engine.grant("e000001-0/c0#1", num_tokens)
-            await until_sampled(execution, num_tokens)
-            if has_hung_up:
-                await cut.hang_up()
-            call_id = execution.session.tool_use_id(execution.session.calls[0].started, 0)
-            assert call_id.encode() in cut.body
-            await engine.grant("e000001-0/c1#1", 100)
-            got = await post(bench, execution, name, asked(name, history_after(name, call_id))).finish()
-            assert got.status == 200, got.body
-            row = execution.session.calls[1]
-            assert (row.started.cause, row.started.base) == ("extends", 0)
-            prompt = bench.text(execution.session.calls.sequence(1, row.num_prompt).tolist())
-            assert f"Look.\n{FIRST}<|im_end|>\n<|im_start|>user\n<tool_response>\nr" in prompt and SECOND not in prompt
-            is_over.set()
-
-    asyncio.run(scenario())
+async def test_the_next_turn_goes_on_while_the_engine_still_owes_tokens(bench, name, up_to, has_hung_up):
+    async with bench.running():
+        engine = bench.says(SAID, "done<|im_end|>", held=True)
+        execution = await bench.open(engine=engine)
+        is_over = asyncio.Event()
+        engine.abort = lambda requests: is_over.wait()
+        cut = post(bench, execution, name, asked(name, []))
+        num_tokens = len(bench.ids(UP_TO[up_to]))
+        await engine.grant("e000001-0/c0#1", num_tokens)
+        await until_sampled(execution, num_tokens)
+        if has_hung_up:
+            await cut.hang_up()
+        call_id = execution.session.tool_use_id(execution.session.calls[0].started, 0)
+        assert call_id.encode() in cut.body
+        await engine.grant("e000001-0/c1#1", 100)
+        got = await post(bench, execution, name, asked(name, history_after(name, call_id))).finish()
+        assert got.status == 200, got.body
+        row = execution.session.calls[1]
+        assert (row.started.cause, row.started.base) == ("extends", 0)
+        prompt = bench.text(execution.session.calls.sequence(1, row.num_prompt).tolist())
+        assert f"Look.\n{FIRST}<|im_end|>\n<|im_start|>user\n<tool_response>\nr" in prompt and SECOND not in prompt
+        is_over.set()
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_what_the_client_went_on_from_is_trained_and_nothing_after_it(bench, name):
-    async def scenario():
-        async with bench.running():
-            engine = bench.says(SAID, "done<|im_end|>", held=True)
-            execution = await bench.open(engine=engine)
-            cut = post(bench, execution, name, asked(name, []))
-            num_tokens = len(bench.ids(f"Look.\n{FIRST}\n{SECOND}"))
-            await engine.grant("e000001-0/c0#1", num_tokens)
-            await until_sampled(execution, num_tokens)
-            await cut.hang_up()
-            call_id = execution.session.tool_use_id(execution.session.calls[0].started, 0)
-            await engine.grant("e000001-0/c1#1", 100)
-            await post(bench, execution, name, asked(name, history_after(name, call_id))).finish()
-            tree = TrajectoryTree(await bench.gateway.close(execution.id))
-            tree.validate()
-            trained = [
-                bench.text(node.token_ids[span.start : span.stop].tolist())
-                for node in tree.nodes
-                for span in node.spans
-                if span.trainable
-            ]
-            assert sorted(trained) == [f"Look.\n{FIRST}", "done<|im_end|>"]
-
-    asyncio.run(scenario())
+async def test_what_the_client_went_on_from_is_trained_and_nothing_after_it(bench, name):
+    async with bench.running():
+        engine = bench.says(SAID, "done<|im_end|>", held=True)
+        execution = await bench.open(engine=engine)
+        cut = post(bench, execution, name, asked(name, []))
+        num_tokens = len(bench.ids(f"Look.\n{FIRST}\n{SECOND}"))
+        await engine.grant("e000001-0/c0#1", num_tokens)
+        await until_sampled(execution, num_tokens)
+        await cut.hang_up()
+        call_id = execution.session.tool_use_id(execution.session.calls[0].started, 0)
+        await engine.grant("e000001-0/c1#1", 100)
+        await post(bench, execution, name, asked(name, history_after(name, call_id))).finish()
+        tree = TrajectoryTree(await bench.gateway.close(execution.id))
+        tree.validate()
+        trained = [
+            bench.text(node.token_ids[span.start : span.stop].tolist())
+            for node in tree.nodes
+            for span in node.spans
+            if span.trainable
+        ]
+        assert sorted(trained) == [f"Look.\n{FIRST}", "done<|im_end|>"]

@@ -48,69 +48,60 @@ class Upload:
             await asyncio.sleep(0)
 
 
-def test_unfinished_bodies_of_an_execution_are_bounded_together_and_given_back(bench):
-    async def scenario():
-        bench.gateway.config = GatewayConfig(max_body_bytes=1000, max_unread_bytes_per_execution=2500)
-        async with bench.running():
-            greedy, other = await bench.open("e1"), await bench.open("e2", engine=bench.says("ok<|im_end|>"))
-            uploads = [Upload(bench, greedy) for _ in range(3)]
-            for upload in uploads:
-                await upload.send(b"x" * 900)
-            assert [upload.status for upload in uploads] == [0, 0, 429] and greedy.budget.body_bytes == 1800
-            other.route.set("cell-0")
-            assert (await post(bench, other, PATH, body()).finish()).status == 200
-            for upload in uploads[:2]:
-                upload.task.cancel()
-            await asyncio.gather(*(upload.task for upload in uploads), return_exceptions=True)
-            assert (greedy.budget.body_bytes, greedy.budget.num_requests) == (0, 0)
-
-    asyncio.run(scenario())
+async def test_unfinished_bodies_of_an_execution_are_bounded_together_and_given_back(bench):
+    bench.gateway.config = GatewayConfig(max_body_bytes=1000, max_unread_bytes_per_execution=2500)
+    async with bench.running():
+        greedy, other = await bench.open("e1"), await bench.open("e2", engine=bench.says("ok<|im_end|>"))
+        uploads = [Upload(bench, greedy) for _ in range(3)]
+        for upload in uploads:
+            await upload.send(b"x" * 900)
+        assert [upload.status for upload in uploads] == [0, 0, 429] and greedy.budget.body_bytes == 1800
+        other.route.set("cell-0")
+        assert (await post(bench, other, PATH, body()).finish()).status == 200
+        for upload in uploads[:2]:
+            upload.task.cancel()
+        await asyncio.gather(*(upload.task for upload in uploads), return_exceptions=True)
+        assert (greedy.budget.body_bytes, greedy.budget.num_requests) == (0, 0)
 
 
-def test_requests_that_never_end_are_counted_like_calls(bench):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open()
-            uploads = [Upload(bench, execution) for _ in range(65)]
-            for upload in uploads:
-                await upload.send(b"{")
-            assert [upload.status for upload in uploads] == [0] * 64 + [429]
-            for upload in uploads:
-                upload.task.cancel()
-            await asyncio.gather(*(upload.task for upload in uploads), return_exceptions=True)
-
-    asyncio.run(scenario())
+async def test_requests_that_never_end_are_counted_like_calls(bench):
+    async with bench.running():
+        execution = await bench.open()
+        uploads = [Upload(bench, execution) for _ in range(65)]
+        for upload in uploads:
+            await upload.send(b"{")
+        assert [upload.status for upload in uploads] == [0] * 64 + [429]
+        for upload in uploads:
+            upload.task.cancel()
+        await asyncio.gather(*(upload.task for upload in uploads), return_exceptions=True)
 
 
-def test_token_counting_is_off_the_event_loop_and_takes_one_turn_at_a_time(bench):
+async def test_token_counting_is_off_the_event_loop_and_takes_one_turn_at_a_time(bench):
     """Sixty counts of one execution: another one's call is answered while the first of them is still encoded."""
     may_go_on, num_at_once = threading.Event(), []
 
-    async def scenario():
-        async with bench.running():
-            greedy, other = await bench.open("e1"), await bench.open("e2", engine=bench.says("ok<|im_end|>"))
-            encode = greedy.session.encode_ahead
-            running = []
+    async with bench.running():
+        greedy, other = await bench.open("e1"), await bench.open("e2", engine=bench.says("ok<|im_end|>"))
+        encode = greedy.session.encode_ahead
+        running = []
 
-            def encode_ahead(request, matched):
-                running.append(request)
-                num_at_once.append(len(running))
-                may_go_on.wait()
-                encode(request, matched)
-                running.remove(request)
+        def encode_ahead(request, matched):
+            running.append(request)
+            num_at_once.append(len(running))
+            may_go_on.wait()
+            encode(request, matched)
+            running.remove(request)
 
-            greedy.session.encode_ahead = encode_ahead
-            counts = [post(bench, greedy, COUNT, body(f"{number} " + "a" * LARGE_CHARS)) for number in range(60)]
-            while not running:
-                await asyncio.sleep(0)
-            other.route.set("cell-0")
-            assert (await post(bench, other, PATH, body()).finish()).status == 200
-            may_go_on.set()
-            for count in counts:
-                assert (await count.finish()).status == 200
-            assert set(num_at_once) == {1}
-
-    asyncio.run(scenario())
+        greedy.session.encode_ahead = encode_ahead
+        counts = [post(bench, greedy, COUNT, body(f"{number} " + "a" * LARGE_CHARS)) for number in range(60)]
+        while not running:
+            await asyncio.sleep(0)
+        other.route.set("cell-0")
+        assert (await post(bench, other, PATH, body()).finish()).status == 200
+        may_go_on.set()
+        for count in counts:
+            assert (await count.finish()).status == 200
+        assert set(num_at_once) == {1}
 
 
 def test_a_request_gives_back_what_it_took_however_it_ends():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import httpx
@@ -32,7 +31,7 @@ async def collect(served: CompletionsEngine, prompt: list[int]) -> list:
     return [chunk async for chunk in served.generate(request)]
 
 
-def test_tokens_and_logprobs_come_as_the_server_gives_them():
+async def test_tokens_and_logprobs_come_as_the_server_gives_them():
     asked = {}
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -41,7 +40,7 @@ def test_tokens_and_logprobs_come_as_the_server_gives_them():
         last = {"token_ids": [5], "logprobs": {"token_logprobs": [-2.0]}, "finish_reason": "stop"}
         return httpx.Response(200, content=events(first, last))
 
-    chunks = asyncio.run(collect(engine(answer), [1, 2]))
+    chunks = await collect(engine(answer), [1, 2])
     assert [chunk.token_ids for chunk in chunks] == [(3, 4), (5,)]
     assert np.concatenate([chunk.logprobs for chunk in chunks]).tolist() == [-0.5, -1.25, -2.0]
     assert [chunk.finish_reason for chunk in chunks] == [None, "stop"]
@@ -57,19 +56,19 @@ def test_tokens_and_logprobs_come_as_the_server_gives_them():
         (httpx.Response(200, content=events({"text": "x", "finish_reason": "stop"})), EngineError),
     ],
 )
-def test_what_cannot_be_used_is_said(response, error):
+async def test_what_cannot_be_used_is_said(response, error):
     with pytest.raises(error, match="server"):
-        asyncio.run(collect(engine(lambda request: response), [1]))
+        await collect(engine(lambda request: response), [1])
 
 
-def test_lost_connection_is_an_engine_that_is_gone():
+async def test_lost_connection_is_an_engine_that_is_gone():
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
     with pytest.raises(EngineUnavailable, match="refused"):
-        asyncio.run(collect(engine(refuse), [1]))
+        await collect(engine(refuse), [1])
 
 
-def test_prompt_beyond_the_context_is_refused_here():
+async def test_prompt_beyond_the_context_is_refused_here():
     with pytest.raises(ContextOverflow, match="prompt is too long: 3 tokens > 2 maximum"):
-        asyncio.run(collect(engine(lambda request: httpx.Response(200), max_context_tokens=3), [1, 2, 3]))
+        await collect(engine(lambda request: httpx.Response(200), max_context_tokens=3), [1, 2, 3])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import typing
@@ -51,12 +50,9 @@ async def post(bench, execution, name: str, body: dict | bytes, **headers):
     return await begin(bench.harness_app, "POST", path, headers={"x-api-key": execution.keys.key, **headers}, body=data).finish()
 
 
-def ask(bench, name: str, body: dict | bytes, said: str = "ok<|im_end|>", **headers):
-    async def scenario():
-        async with bench.running():
-            return await post(bench, await bench.open(engine=bench.says(said)), name, body, **headers)
-
-    return asyncio.run(scenario())
+async def ask(bench, name: str, body: dict | bytes, said: str = "ok<|im_end|>", **headers):
+    async with bench.running():
+        return await post(bench, await bench.open(engine=bench.says(said)), name, body, **headers)
 
 
 def answer(name: str, exchange) -> tuple[str, list[str]]:
@@ -138,9 +134,9 @@ def nested(name: str, value: object) -> dict:
 @pytest.mark.parametrize(
     ("dialect", "name", "field"), refused_fields(), ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_refused_fields_are_refused_with_what_to_do(bench, dialect, name, field):
+async def test_refused_fields_are_refused_with_what_to_do(bench, dialect, name, field):
     value = {"type": "json_schema", "schema": {}} if "format" in name else [{"type": "x", "name": "f"}]
-    got = ask(bench, dialect, body(dialect, **nested(name, value)))
+    got = await ask(bench, dialect, body(dialect, **nested(name, value)))
     assert got.status == 400
     assert field.do in json.loads(got.body)["error"]["message"] and name in json.loads(got.body)["error"]["message"]
 
@@ -148,41 +144,32 @@ def test_refused_fields_are_refused_with_what_to_do(bench, dialect, name, field)
 @pytest.mark.parametrize(
     ("dialect", "name", "field"), refused_fields(), ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_values_that_ask_for_nothing_are_accepted(bench, dialect, name, field):
-    async def scenario():
-        async with bench.running():
-            values = [None, *field.unless]
-            execution = await bench.open(engine=bench.says(*["ok<|im_end|>"] * len(values)))
-            for value in values:
-                got = await post(bench, execution, dialect, body(dialect, f"{value}", **nested(name, value)))
-                assert got.status == 200, (value, got.body)
-
-    asyncio.run(scenario())
+async def test_values_that_ask_for_nothing_are_accepted(bench, dialect, name, field):
+    async with bench.running():
+        values = [None, *field.unless]
+        execution = await bench.open(engine=bench.says(*["ok<|im_end|>"] * len(values)))
+        for value in values:
+            got = await post(bench, execution, dialect, body(dialect, f"{value}", **nested(name, value)))
+            assert got.status == 200, (value, got.body)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_ignored_fields_are_named_in_a_header_unknown_ones_too(bench, name, stream):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
-            more = {"temperature": 0.2, "top_p": None, "x_new": 1, "bad\r\nname": 2, "stream": stream}
-            async with bench.http(execution) as http:
-                got = await http.post(f"/{BY_NAME[name].path}", json=body(name, **more))
-                assert got.status_code == 200 and got.headers["x-qwengyre-ignored"] == "temperature, x_new"
-
-    asyncio.run(scenario())
+async def test_ignored_fields_are_named_in_a_header_unknown_ones_too(bench, name, stream):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        more = {"temperature": 0.2, "top_p": None, "x_new": 1, "bad\r\nname": 2, "stream": stream}
+        async with bench.http(execution) as http:
+            got = await http.post(f"/{BY_NAME[name].path}", json=body(name, **more))
+            assert got.status_code == 200 and got.headers["x-qwengyre-ignored"] == "temperature, x_new"
 
 
-def test_a_request_without_ignored_fields_has_no_such_header(bench):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
-            async with bench.http(execution) as http:
-                got = await http.post("/chat/completions", json=body("chat", model="m", max_tokens=5))
-                assert "x-qwengyre-ignored" not in got.headers
-
-    asyncio.run(scenario())
+async def test_a_request_without_ignored_fields_has_no_such_header(bench):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        async with bench.http(execution) as http:
+            got = await http.post("/chat/completions", json=body("chat", model="m", max_tokens=5))
+            assert "x-qwengyre-ignored" not in got.headers
 
 
 def in_a_message(name: str, place: str, kind: str) -> dict:
@@ -213,8 +200,8 @@ def refused_parts():
 @pytest.mark.parametrize(
     ("name", "place", "kind", "field"), refused_parts(), ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_refused_parts_are_refused_with_what_to_do(bench, name, place, kind, field):
-    got = ask(bench, name, in_a_message(name, place, kind))
+async def test_refused_parts_are_refused_with_what_to_do(bench, name, place, kind, field):
+    got = await ask(bench, name, in_a_message(name, place, kind))
     assert got.status == 400
     assert field.do in json.loads(got.body)["error"]["message"] and kind in json.loads(got.body)["error"]["message"]
 
@@ -224,78 +211,64 @@ def test_refused_parts_are_refused_with_what_to_do(bench, name, place, kind, fie
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_without_calls_wanted_a_call_is_text_and_the_next_turn_goes_on(bench, name, stream):
-    async def scenario():
-        async with bench.running():
-            said = f"Look.\n{CALL.format('run', 1)}\n{CALL.format('run', 2)}<|im_end|>"
-            execution = await bench.open(engine=bench.says(said, "done<|im_end|>"))
-            asked = body(name, tools=TOOLS[name], tool_choice=NO_CALLS[name])
-            got = await post(bench, execution, name, {**asked, "stream": stream})
-            if not stream:
-                text, calls = answer(name, got)
-                assert (text, calls) == (f"Look.\n{CALL.format('run', 1)}\n{CALL.format('run', 2)}", [])
-            assert not any(sign in got.body for sign in (b'"tool_use"', b'"function_call"', b'"tool_calls"'))
-            text = f"Look.\n{CALL.format('run', 1)}\n{CALL.format('run', 2)}"
-            key = "input" if name == "responses" else "messages"
-            asked[key] += [{"role": "assistant", "content": text}, {"role": "user", "content": "no"}]
-            await post(bench, execution, name, asked)
-            calls = await bench.gateway.close(execution.id)
-            assert [call.started.cause for call in calls][1] in ("extends", "rerendered")
-            assert calls[1].started.base == 0
-
-    asyncio.run(scenario())
+async def test_without_calls_wanted_a_call_is_text_and_the_next_turn_goes_on(bench, name, stream):
+    async with bench.running():
+        said = f"Look.\n{CALL.format('run', 1)}\n{CALL.format('run', 2)}<|im_end|>"
+        execution = await bench.open(engine=bench.says(said, "done<|im_end|>"))
+        asked = body(name, tools=TOOLS[name], tool_choice=NO_CALLS[name])
+        got = await post(bench, execution, name, {**asked, "stream": stream})
+        if not stream:
+            text, calls = answer(name, got)
+            assert (text, calls) == (f"Look.\n{CALL.format('run', 1)}\n{CALL.format('run', 2)}", [])
+        assert not any(sign in got.body for sign in (b'"tool_use"', b'"function_call"', b'"tool_calls"'))
+        text = f"Look.\n{CALL.format('run', 1)}\n{CALL.format('run', 2)}"
+        key = "input" if name == "responses" else "messages"
+        asked[key] += [{"role": "assistant", "content": text}, {"role": "user", "content": "no"}]
+        await post(bench, execution, name, asked)
+        calls = await bench.gateway.close(execution.id)
+        assert [call.started.cause for call in calls][1] in ("extends", "rerendered")
+        assert calls[1].started.base == 0
 
 
 @pytest.mark.parametrize("tokens_per_chunk", [1, 500])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_with_one_call_wanted_the_next_context_ends_after_the_first(bench, name, stream, tokens_per_chunk):
-    async def scenario():
-        async with bench.running():
-            first, second = CALL.format("run", 1), CALL.format("run", 2)
-            said = f"{first}\n{second}<|im_end|>"
-            execution = await bench.open(engine=bench.says(said, "done<|im_end|>", tokens_per_chunk=tokens_per_chunk))
-            got = await post(bench, execution, name, body(name, tools=TOOLS[name], stream=stream, **ONE_CALL[name]))
-            assert b'"a\\": 2' not in got.body and b'"a":2' not in got.body and got.status == 200
-            if not stream:
-                assert answer(name, got) == ("", ["run"])
-            calls = await bench.gateway.close(execution.id)
-            ended = calls[0].finished
-            assert ended.num_seen == len(bench.ids(first)) and ended.num_masked == ended.num_sampled - ended.num_seen
-            assert ended.reason == "stop"
-
-    asyncio.run(scenario())
+async def test_with_one_call_wanted_the_next_context_ends_after_the_first(bench, name, stream, tokens_per_chunk):
+    async with bench.running():
+        first, second = CALL.format("run", 1), CALL.format("run", 2)
+        said = f"{first}\n{second}<|im_end|>"
+        execution = await bench.open(engine=bench.says(said, "done<|im_end|>", tokens_per_chunk=tokens_per_chunk))
+        got = await post(bench, execution, name, body(name, tools=TOOLS[name], stream=stream, **ONE_CALL[name]))
+        assert b'"a\\": 2' not in got.body and b'"a":2' not in got.body and got.status == 200
+        if not stream:
+            assert answer(name, got) == ("", ["run"])
+        calls = await bench.gateway.close(execution.id)
+        ended = calls[0].finished
+        assert ended.num_seen == len(bench.ids(first)) and ended.num_masked == ended.num_sampled - ended.num_seen
+        assert ended.reason == "stop"
 
 
-def test_the_context_after_one_of_two_calls_extends_the_first(bench):
-    async def scenario():
-        async with bench.running():
-            first, second = CALL.format("run", 1), CALL.format("run", 2)
-            execution = await bench.open(
-                engine=bench.says(f"{first}\n{second}<|im_end|>", "done<|im_end|>", tokens_per_chunk=500)
-            )
-            asked = body("chat", tools=TOOLS["chat"], parallel_tool_calls=False)
-            message = json.loads((await post(bench, execution, "chat", asked)).body)["choices"][0]["message"]
-            asked["messages"] += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "r"}]
-            await post(bench, execution, "chat", asked)
-            calls = await bench.gateway.close(execution.id)
-            prompt = bench.text(calls.sequence(1, calls[1].num_prompt).tolist())
-            assert calls[1].started.cause == "extends" and f"{first}<|im_end|>" in prompt and second not in prompt
-
-    asyncio.run(scenario())
+async def test_the_context_after_one_of_two_calls_extends_the_first(bench):
+    async with bench.running():
+        first, second = CALL.format("run", 1), CALL.format("run", 2)
+        execution = await bench.open(engine=bench.says(f"{first}\n{second}<|im_end|>", "done<|im_end|>", tokens_per_chunk=500))
+        asked = body("chat", tools=TOOLS["chat"], parallel_tool_calls=False)
+        message = json.loads((await post(bench, execution, "chat", asked)).body)["choices"][0]["message"]
+        asked["messages"] += [message, {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "r"}]
+        await post(bench, execution, "chat", asked)
+        calls = await bench.gateway.close(execution.id)
+        prompt = bench.text(calls.sequence(1, calls[1].num_prompt).tolist())
+        assert calls[1].started.cause == "extends" and f"{first}<|im_end|>" in prompt and second not in prompt
 
 
 @pytest.mark.parametrize(("name", "choice"), [(name, choice) for name in NAMES for choice in FORCED[name]], ids=str)
-def test_a_forced_call_is_ignored_by_name(bench, name, choice):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
-            async with bench.http(execution) as http:
-                asked = body(name, tools=TOOLS[name], tool_choice=choice)
-                got = await http.post(f"/{BY_NAME[name].path}", json=asked)
-                assert got.status_code == 200 and got.headers["x-qwengyre-ignored"] == "tool_choice"
-
-    asyncio.run(scenario())
+async def test_a_forced_call_is_ignored_by_name(bench, name, choice):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        async with bench.http(execution) as http:
+            asked = body(name, tools=TOOLS[name], tool_choice=choice)
+            got = await http.post(f"/{BY_NAME[name].path}", json=asked)
+            assert got.status_code == 200 and got.headers["x-qwengyre-ignored"] == "tool_choice"
 
 
 @pytest.mark.parametrize(
@@ -314,8 +287,8 @@ def test_a_forced_call_is_ignored_by_name(bench, name, choice):
     ],
     ids=str,
 )
-def test_choices_that_cannot_be_had_are_refused(bench, name, choice):
-    got = ask(bench, name, body(name, tools=TOOLS[name], tool_choice=choice))
+async def test_choices_that_cannot_be_had_are_refused(bench, name, choice):
+    got = await ask(bench, name, body(name, tools=TOOLS[name], tool_choice=choice))
     assert got.status == 400 and "tool_choice" in json.loads(got.body)["error"]["message"]
 
 
@@ -324,65 +297,59 @@ def test_choices_that_cannot_be_had_are_refused(bench, name, choice):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [0, -1, 0.5, -1e300, "7", True, [1]])
-def test_limits_that_are_no_whole_number_from_one_on_are_refused(bench, name, value):
-    got = ask(bench, name, body(name, **{LIMIT[name]: value}))
+async def test_limits_that_are_no_whole_number_from_one_on_are_refused(bench, name, value):
+    got = await ask(bench, name, body(name, **{LIMIT[name]: value}))
     assert got.status == 400 and LIMIT[name] in json.loads(got.body)["error"]["message"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_whole_float_is_a_limit(bench, name):
-    got = ask(bench, name, body(name, **{LIMIT[name]: 3.0}), "abcdef<|im_end|>")
+async def test_a_whole_float_is_a_limit(bench, name):
+    got = await ask(bench, name, body(name, **{LIMIT[name]: 3.0}), "abcdef<|im_end|>")
     assert got.status == 200 and answer(name, got)[0] == "abc"
 
 
-def test_tools_of_one_name_in_two_namespaces_have_two_names_for_the_policy(bench):
-    async def scenario():
-        async with bench.running():
-            said = [CALL.format("mcp__b__search", 1) + "<|im_end|>", "done<|im_end|>"]
-            engine = bench.says(*said)
-            execution = await bench.open(engine=engine)
-            tool = {"type": "function", "name": "search", "parameters": SCHEMA}
-            only = {"type": "function", "name": "only", "parameters": SCHEMA}
-            namespaces = [{"type": "namespace", "name": f"mcp__{name}", "tools": [tool]} for name in "ab"]
-            namespaces[0]["tools"] = [tool, only]
-            asked = {"input": [{"role": "user", "content": "x"}], "tools": namespaces}
-            got = json.loads((await post(bench, execution, "responses", asked)).body)["output"][0]
-            assert (got["name"], got["namespace"]) == ("search", "mcp__b")
-            prompt = bench.text(list(memoryview(engine.requests[0].token_ids).cast("i")))
-            assert [prompt.count(f'"name": "{name}"') for name in ("mcp__a__search", "mcp__b__search", "only", "search")] == [
-                1,
-                1,
-                1,
-                0,
-            ]
-            foreign = {"type": "function_call", "call_id": "f", "name": "search", "namespace": "mcp__a", "arguments": "{}"}
-            outputs = [{"type": "function_call_output", "call_id": call, "output": "r"} for call in (got["call_id"], "f")]
-            asked["input"] += [got, outputs[0], foreign, outputs[1]]
-            assert (await post(bench, execution, "responses", asked)).status == 200
-            calls = await bench.gateway.close(execution.id)
-            prompt = bench.text(calls.sequence(1, calls[1].num_prompt).tolist())
-            assert said[0] in prompt and '{"name": "mcp__a__search", "arguments": {}}' in prompt
-
-    asyncio.run(scenario())
+async def test_tools_of_one_name_in_two_namespaces_have_two_names_for_the_policy(bench):
+    async with bench.running():
+        said = [CALL.format("mcp__b__search", 1) + "<|im_end|>", "done<|im_end|>"]
+        engine = bench.says(*said)
+        execution = await bench.open(engine=engine)
+        tool = {"type": "function", "name": "search", "parameters": SCHEMA}
+        only = {"type": "function", "name": "only", "parameters": SCHEMA}
+        namespaces = [{"type": "namespace", "name": f"mcp__{name}", "tools": [tool]} for name in "ab"]
+        namespaces[0]["tools"] = [tool, only]
+        asked = {"input": [{"role": "user", "content": "x"}], "tools": namespaces}
+        got = json.loads((await post(bench, execution, "responses", asked)).body)["output"][0]
+        assert (got["name"], got["namespace"]) == ("search", "mcp__b")
+        prompt = bench.text(list(memoryview(engine.requests[0].token_ids).cast("i")))
+        assert [prompt.count(f'"name": "{name}"') for name in ("mcp__a__search", "mcp__b__search", "only", "search")] == [
+            1,
+            1,
+            1,
+            0,
+        ]
+        foreign = {"type": "function_call", "call_id": "f", "name": "search", "namespace": "mcp__a", "arguments": "{}"}
+        outputs = [{"type": "function_call_output", "call_id": call, "output": "r"} for call in (got["call_id"], "f")]
+        asked["input"] += [got, outputs[0], foreign, outputs[1]]
+        assert (await post(bench, execution, "responses", asked)).status == 200
+        calls = await bench.gateway.close(execution.id)
+        prompt = bench.text(calls.sequence(1, calls[1].num_prompt).tolist())
+        assert said[0] in prompt and '{"name": "mcp__a__search", "arguments": {}}' in prompt
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_two_different_tools_of_one_name_are_refused(bench, name):
+async def test_two_different_tools_of_one_name_are_refused(bench, name):
     other = json.loads(json.dumps(TOOLS[name][0]).replace("integer", "string"))
-    got = ask(bench, name, body(name, tools=[*TOOLS[name], other]))
+    got = await ask(bench, name, body(name, tools=[*TOOLS[name], other]))
     assert got.status == 400 and "two are called 'run'" in json.loads(got.body)["error"]["message"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_tool_twice_is_one_tool(bench, name):
-    async def scenario():
-        async with bench.running():
-            engine = bench.says("ok<|im_end|>")
-            execution = await bench.open(engine=engine)
-            assert (await post(bench, execution, name, body(name, tools=TOOLS[name] * 2))).status == 200
-            assert bench.text(list(memoryview(engine.requests[0].token_ids).cast("i"))).count('"name": "run"') == 1
-
-    asyncio.run(scenario())
+async def test_the_same_tool_twice_is_one_tool(bench, name):
+    async with bench.running():
+        engine = bench.says("ok<|im_end|>")
+        execution = await bench.open(engine=engine)
+        assert (await post(bench, execution, name, body(name, tools=TOOLS[name] * 2))).status == 200
+        assert bench.text(list(memoryview(engine.requests[0].token_ids).cast("i"))).count('"name": "run"') == 1
 
 
 SERVER_TOOLS = {
@@ -392,123 +359,102 @@ SERVER_TOOLS = {
 
 
 @pytest.mark.parametrize("name", SERVER_TOOLS)
-def test_tools_of_the_provider_are_not_offered_to_the_policy(bench, name):
-    async def scenario():
-        async with bench.running():
-            engine = bench.says("ok<|im_end|>")
-            execution = await bench.open(engine=engine)
-            async with bench.http(execution) as http:
-                got = await http.post(f"/{BY_NAME[name].path}", json=body(name, tools=SERVER_TOOLS[name]))
-            named = ", ".join(sorted(f"tools.{tool['type']}" for tool in SERVER_TOOLS[name]))
-            assert got.status_code == 200 and got.headers["x-qwengyre-ignored"] == named
-            prompt = bench.text(list(memoryview(engine.requests[0].token_ids).cast("i")))
-            assert "web_search" not in prompt and "shell" not in prompt and "bash" not in prompt
-
-    asyncio.run(scenario())
+async def test_tools_of_the_provider_are_not_offered_to_the_policy(bench, name):
+    async with bench.running():
+        engine = bench.says("ok<|im_end|>")
+        execution = await bench.open(engine=engine)
+        async with bench.http(execution) as http:
+            got = await http.post(f"/{BY_NAME[name].path}", json=body(name, tools=SERVER_TOOLS[name]))
+        named = ", ".join(sorted(f"tools.{tool['type']}" for tool in SERVER_TOOLS[name]))
+        assert got.status_code == 200 and got.headers["x-qwengyre-ignored"] == named
+        prompt = bench.text(list(memoryview(engine.requests[0].token_ids).cast("i")))
+        assert "web_search" not in prompt and "shell" not in prompt and "bash" not in prompt
 
 
-def test_custom_tools_of_chat_are_refused_with_what_to_do(bench):
-    got = ask(bench, "chat", body("chat", tools=[{"type": "custom", "custom": {"name": "edit"}}]))
+async def test_custom_tools_of_chat_are_refused_with_what_to_do(bench):
+    got = await ask(bench, "chat", body("chat", tools=[{"type": "custom", "custom": {"name": "edit"}}]))
     assert got.status == 400 and "function with one string argument" in json.loads(got.body)["error"]["message"]
 
 
-def test_a_model_can_be_retrieved_under_any_name(bench):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says())
-            http = bench.http()
-            ai = openai.AsyncOpenAI(api_key=execution.keys.key, base_url="http://gateway/v1", http_client=http, max_retries=0)
-            assert [model.id async for model in ai.models.list()] == ["policy"]
-            assert [(await ai.models.retrieve(name)).id for name in ("policy", "org/other")] == ["policy", "org/other"]
-
-    asyncio.run(scenario())
+async def test_a_model_can_be_retrieved_under_any_name(bench):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says())
+        http = bench.http()
+        ai = openai.AsyncOpenAI(api_key=execution.keys.key, base_url="http://gateway/v1", http_client=http, max_retries=0)
+        assert [model.id async for model in ai.models.list()] == ["policy"]
+        assert [(await ai.models.retrieve(name)).id for name in ("policy", "org/other")] == ["policy", "org/other"]
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER ", ""])
-def test_the_scheme_of_a_key_is_read_as_http_says(bench, scheme):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
-            headers = {"authorization": f"{scheme} {execution.keys.key}".strip()}
-            data = json.dumps(body("chat")).encode()
-            got = await begin(bench.harness_app, "POST", "/v1/chat/completions", headers=headers, body=data).finish()
-            assert got.status == 200
-
-    asyncio.run(scenario())
+async def test_the_scheme_of_a_key_is_read_as_http_says(bench, scheme):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        headers = {"authorization": f"{scheme} {execution.keys.key}".strip()}
+        data = json.dumps(body("chat")).encode()
+        got = await begin(bench.harness_app, "POST", "/v1/chat/completions", headers=headers, body=data).finish()
+        assert got.status == 200
 
 
-def test_a_body_of_several_gzip_members_is_whole(bench):
+async def test_a_body_of_several_gzip_members_is_whole(bench):
     data = json.dumps(body("chat")).encode()
     packed = b"".join(gzip.compress(data[at : at + 20]) for at in range(0, len(data), 20))
 
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
-            for sent, status in ((packed, 200), (packed[:-9], 400), (gzip.compress(b"") * 100, 400)):
-                got = await post(bench, execution, "chat", sent, **{"content-encoding": "gzip"})
-                assert got.status == status
-
-    asyncio.run(scenario())
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        for sent, status in ((packed, 200), (packed[:-9], 400), (gzip.compress(b"") * 100, 400)):
+            got = await post(bench, execution, "chat", sent, **{"content-encoding": "gzip"})
+            assert got.status == status
 
 
-def test_a_thinking_part_of_an_assistant_is_its_reasoning(bench):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("<think>\nso\n</think>\n\nHello!<|im_end|>", "x<|im_end|>"))
-            asked = body("chat")
-            await post(bench, execution, "chat", asked)
-            parts = [{"type": "thinking", "thinking": "so"}, {"type": "text", "text": "Hello!"}]
-            asked["messages"] += [{"role": "assistant", "content": parts}, {"role": "user", "content": "b"}]
-            assert (await post(bench, execution, "chat", asked)).status == 200
-            calls = await bench.gateway.close(execution.id)
-            assert calls[1].started.base == 0
-
-    asyncio.run(scenario())
+async def test_a_thinking_part_of_an_assistant_is_its_reasoning(bench):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("<think>\nso\n</think>\n\nHello!<|im_end|>", "x<|im_end|>"))
+        asked = body("chat")
+        await post(bench, execution, "chat", asked)
+        parts = [{"type": "thinking", "thinking": "so"}, {"type": "text", "text": "Hello!"}]
+        asked["messages"] += [{"role": "assistant", "content": parts}, {"role": "user", "content": "b"}]
+        assert (await post(bench, execution, "chat", asked)).status == 200
+        calls = await bench.gateway.close(execution.id)
+        assert calls[1].started.base == 0
 
 
 @pytest.mark.parametrize("arguments", ["null", "", " ", None])
-def test_a_call_without_arguments_has_an_empty_object(bench, arguments):
-    async def scenario():
-        async with bench.running():
-            engine = bench.says("x<|im_end|>")
-            execution = await bench.open(engine=engine)
-            call = {"id": "a", "type": "function", "function": {"name": "run", "arguments": arguments}}
-            asked = body("chat", tools=TOOLS["chat"])
-            asked["messages"] += [
-                {"role": "assistant", "tool_calls": [call]},
-                {"role": "tool", "tool_call_id": "a", "content": "r"},
-            ]
-            assert (await post(bench, execution, "chat", asked)).status == 200
-            assert '"arguments": {}' in bench.text(list(memoryview(engine.requests[0].token_ids).cast("i")))
-
-    asyncio.run(scenario())
+async def test_a_call_without_arguments_has_an_empty_object(bench, arguments):
+    async with bench.running():
+        engine = bench.says("x<|im_end|>")
+        execution = await bench.open(engine=engine)
+        call = {"id": "a", "type": "function", "function": {"name": "run", "arguments": arguments}}
+        asked = body("chat", tools=TOOLS["chat"])
+        asked["messages"] += [
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "a", "content": "r"},
+        ]
+        assert (await post(bench, execution, "chat", asked)).status == 200
+        assert '"arguments": {}' in bench.text(list(memoryview(engine.requests[0].token_ids).cast("i")))
 
 
 @pytest.mark.parametrize("name", ["chat", "responses"])
-def test_usage_says_how_many_tokens_were_reasoning(bench, name):
+async def test_usage_says_how_many_tokens_were_reasoning(bench, name):
     thought = "<think>\nso be it\n"
-    got = json.loads(ask(bench, name, body(name), f"{thought}</think>\n\nHello!<|im_end|>").body)["usage"]
+    got = json.loads((await ask(bench, name, body(name), f"{thought}</think>\n\nHello!<|im_end|>")).body)["usage"]
     details = got.get("completion_tokens_details") or got["output_tokens_details"]
     assert len(bench.ids("<think>")) < details["reasoning_tokens"] <= len(bench.ids(thought))
 
 
 @pytest.mark.parametrize("path", ["messages/count_tokens", "responses/input_tokens"])
-def test_a_prompt_can_be_counted(bench, path):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
-            async with bench.http(execution) as http:
-                asked = body(path.partition("/")[0])
-                counted = (await http.post(f"/{path}", json=asked)).json()["input_tokens"]
-                assert (
-                    counted
-                    == execution.session._rendering.render(
-                        [
-                            keyed.turn
-                            for keyed in BY_NAME["chat"].parse(json.dumps(body("chat")).encode(), execution.session.items).turns
-                        ],
-                        (),
-                    ).size
-                )
-
-    asyncio.run(scenario())
+async def test_a_prompt_can_be_counted(bench, path):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        async with bench.http(execution) as http:
+            asked = body(path.partition("/")[0])
+            counted = (await http.post(f"/{path}", json=asked)).json()["input_tokens"]
+            assert (
+                counted
+                == execution.session._rendering.render(
+                    [
+                        keyed.turn
+                        for keyed in BY_NAME["chat"].parse(json.dumps(body("chat")).encode(), execution.session.items).turns
+                    ],
+                    (),
+                ).size
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 import httpx2 as httpx
@@ -34,19 +33,15 @@ class Harness:
         return [*history, reply.json()["choices"][0]["message"]]
 
 
-def roles(bench, session: Callable[[Harness], Awaitable[None]], answers: Sequence[str]) -> list[Role]:
+async def roles(bench, session: Callable[[Harness], Awaitable[None]], answers: Sequence[str]) -> list[Role]:
     """Of the calls of a session, in order, whose calls are answered so."""
-
-    async def scenario() -> list[Role]:
-        async with bench.running():
-            live = await bench.open(engine=bench.says(*(f"{answer}<|im_end|>" for answer in answers)))
-            async with bench.http(live) as http:
-                await session(Harness(http))
-            tree = TrajectoryTree(live.session.calls)
-            tree.validate()
-            return list(assign_roles(tree.calls).values())
-
-    return asyncio.run(scenario())
+    async with bench.running():
+        live = await bench.open(engine=bench.says(*(f"{answer}<|im_end|>" for answer in answers)))
+        async with bench.http(live) as http:
+            await session(Harness(http))
+        tree = TrajectoryTree(live.session.calls)
+        tree.validate()
+        return list(assign_roles(tree.calls).values())
 
 
 def result(history: list[dict], text: str) -> dict:
@@ -65,7 +60,7 @@ def beside(main: list[dict]) -> list[dict]:
 
 @pytest.mark.parametrize("take_over", [inside, beside])
 @pytest.mark.parametrize("report", ["{}", "The agent says:\n{}\nIt took 3 s."])
-def test_fork_is_a_sub_agent_by_the_text_that_comes_back(bench, take_over, report):
+async def test_fork_is_a_sub_agent_by_the_text_that_comes_back(bench, take_over, report):
     async def session(harness: Harness) -> None:
         main = await harness.ask([SYSTEM, TASK])
         fork = await harness.ask(take_over(main))
@@ -74,21 +69,21 @@ def test_fork_is_a_sub_agent_by_the_text_that_comes_back(bench, take_over, repor
         main = await harness.ask([*main, result(main, report.format(REPORT))])
         await harness.ask([*main, result(main, "mended")])
 
-    assert roles(bench, session, [CALL, CALL, REPORT, CALL, "Done."]) == [MAIN, SUB, SUB, MAIN, MAIN]
+    assert await roles(bench, session, [CALL, CALL, REPORT, CALL, "Done."]) == [MAIN, SUB, SUB, MAIN, MAIN]
 
 
-def test_context_of_a_fork_that_was_asked_twice_is_its_both_times(bench):
+async def test_context_of_a_fork_that_was_asked_twice_is_its_both_times(bench):
     async def session(harness: Harness) -> None:
         main = await harness.ask([SYSTEM, TASK])
         for _ in range(2):
             fork = await harness.ask(inside(main))
         await harness.ask([*main, result(main, fork[-1]["content"])])
 
-    assert roles(bench, session, [CALL, "Scope: no.", REPORT, "Done."]) == [MAIN, SUB, SUB, MAIN]
+    assert await roles(bench, session, [CALL, "Scope: no.", REPORT, "Done."]) == [MAIN, SUB, SUB, MAIN]
 
 
 @pytest.mark.parametrize("rest", [[], [{"role": "assistant", "content": "Understood."}, {"role": "user", "content": "Begin."}]])
-def test_fork_of_qwen_code_that_reports_in_the_background_is_known_by_its_first_message(bench, rest):
+async def test_fork_of_qwen_code_that_reports_in_the_background_is_known_by_its_first_message(bench, rest):
     first = {"role": "user", "content": "<fork-boilerplate>\nSTOP.\n</fork-boilerplate>\n\nDirective: look."}
 
     async def session(harness: Harness) -> None:
@@ -99,13 +94,13 @@ def test_fork_of_qwen_code_that_reports_in_the_background_is_known_by_its_first_
         fork = await harness.ask([*fork, result(fork, "parser.py")])
         await harness.ask([*main, {"role": "user", "content": f"<task-notification>{fork[-1]['content']}</task-notification>"}])
 
-    assert roles(bench, session, [CALL, CALL, "I wait.", REPORT, "Done."]) == [MAIN, SUB, MAIN, SUB, MAIN]
+    assert await roles(bench, session, [CALL, CALL, "I wait.", REPORT, "Done."]) == [MAIN, SUB, MAIN, SUB, MAIN]
 
 
-def test_short_text_that_a_tool_result_has_by_accident_makes_no_fork(bench):
+async def test_short_text_that_a_tool_result_has_by_accident_makes_no_fork(bench):
     async def session(harness: Harness) -> None:
         main = await harness.ask([SYSTEM, TASK])
         await harness.ask(inside(main))
         await harness.ask([*main, result(main, "it looks ok to me")])
 
-    assert roles(bench, session, [CALL, "ok", "Done."]) == [MAIN] * 3
+    assert await roles(bench, session, [CALL, "ok", "Done."]) == [MAIN] * 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -41,7 +40,7 @@ def keeps_reasoning(model):
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("refer", [reference, lambda item: {"id": item["id"]}, lambda item: {"type": None, "id": item["id"]}])
-def test_a_turn_that_refers_to_all_items_extends_the_answer(keeps_reasoning, tmp_path, stream, refer, is_restarted):
+async def test_a_turn_that_refers_to_all_items_extends_the_answer(keeps_reasoning, tmp_path, stream, refer, is_restarted):
     def bench():
         return Bench(keeps_reasoning, tmp_path, GatewayConfig(max_context_tokens=100_000))
 
@@ -56,57 +55,45 @@ def test_a_turn_that_refers_to_all_items_extends_the_answer(keeps_reasoning, tmp
         assert calls[1].started.cause == "extends" and calls[1].started.base == 0
         assert SAID in bench.text(calls.sequence(1, calls[1].num_prompt).tolist())
 
-    async def scenario():
-        first = bench()
-        async with first.running():
-            execution = await first.open(engine=first.says(SAID))
-            items = items_of(await post(first, execution, given, stream=stream))
-            assert [item["type"] for item in items] == ["reasoning", "message", "function_call", "function_call"]
-            if not is_restarted:
-                await go_on(first, items)
-        if is_restarted:
-            second = bench()
-            async with second.running():
-                await go_on(second, items)
-
-    asyncio.run(scenario())
+    first = bench()
+    async with first.running():
+        execution = await first.open(engine=first.says(SAID))
+        items = items_of(await post(first, execution, given, stream=stream))
+        assert [item["type"] for item in items] == ["reasoning", "message", "function_call", "function_call"]
+        if not is_restarted:
+            await go_on(first, items)
+    if is_restarted:
+        second = bench()
+        async with second.running():
+            await go_on(second, items)
 
 
-def test_an_answer_that_said_nothing_can_be_referred_to(bench):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("<|im_end|>", "ok<|im_end|>"))
-            given = [{"role": "user", "content": "hi"}]
-            (item,) = items_of(await post(bench, execution, given))
-            got = await post(bench, execution, [*given, reference(item), {"role": "user", "content": "and?"}])
-            assert got.status == 200
-
-    asyncio.run(scenario())
+async def test_an_answer_that_said_nothing_can_be_referred_to(bench):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("<|im_end|>", "ok<|im_end|>"))
+        given = [{"role": "user", "content": "hi"}]
+        (item,) = items_of(await post(bench, execution, given))
+        got = await post(bench, execution, [*given, reference(item), {"role": "user", "content": "and?"}])
+        assert got.status == 200
 
 
 @pytest.mark.parametrize(
     "item_id", ["", "msg", "msg_x_0", "msg_e000001-0-c0_9", "msg_e000001-0-c0_-1", "msg_e000001-0-c0_\u0661", "_" * 9]
 )
-def test_a_reference_to_nothing_is_refused_with_what_to_do(bench, item_id):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
-            given = [{"role": "user", "content": "hi"}]
-            await post(bench, execution, given)
-            got = await post(bench, execution, [*given, {"type": "item_reference", "id": item_id}])
-            assert got.status == 400 and "send the item itself" in json.loads(got.body)["error"]["message"]
-
-    asyncio.run(scenario())
+async def test_a_reference_to_nothing_is_refused_with_what_to_do(bench, item_id):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        given = [{"role": "user", "content": "hi"}]
+        await post(bench, execution, given)
+        got = await post(bench, execution, [*given, {"type": "item_reference", "id": item_id}])
+        assert got.status == 400 and "send the item itself" in json.loads(got.body)["error"]["message"]
 
 
-def test_nobody_can_refer_to_an_item_of_another_execution(bench):
-    async def scenario():
-        async with bench.running():
-            first = await bench.open(engine=bench.says("secret<|im_end|>", "x<|im_end|>"))
-            (item,) = items_of(await post(bench, first, "hi"))
-            second = await bench.open("e000002-0")
-            second.route.set("cell-0")
-            got = await post(bench, second, [{"role": "user", "content": "hi"}, reference(item)])
-            assert got.status == 400 and b"secret" not in got.body
-
-    asyncio.run(scenario())
+async def test_nobody_can_refer_to_an_item_of_another_execution(bench):
+    async with bench.running():
+        first = await bench.open(engine=bench.says("secret<|im_end|>", "x<|im_end|>"))
+        (item,) = items_of(await post(bench, first, "hi"))
+        second = await bench.open("e000002-0")
+        second.route.set("cell-0")
+        got = await post(bench, second, [{"role": "user", "content": "hi"}, reference(item)])
+        assert got.status == 400 and b"secret" not in got.body

@@ -34,14 +34,11 @@ def is_error_of(path: str, body: bytes) -> bool:
 
 @given(st.binary(max_size=200), st.sampled_from(PATHS))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_random_bytes_are_refused_in_the_dialect(bench, body, path):
-    async def scenario():
-        execution = await bench.open("e-fuzz")
-        refused = await post(bench, path, body, execution.keys.key)
-        assert refused.status == 400
-        assert is_error_of(path, refused.body)
-
-    asyncio.run(scenario())
+async def test_random_bytes_are_refused_in_the_dialect(bench, body, path):
+    execution = await bench.open("e-fuzz")
+    refused = await post(bench, path, body, execution.keys.key)
+    assert refused.status == 400
+    assert is_error_of(path, refused.body)
 
 
 JSON = st.recursive(
@@ -56,35 +53,29 @@ JSON = st.recursive(
 
 @given(JSON, JSON, st.sampled_from(PATHS[:2] + PATHS[3:]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_json_is_answered(bench, item, tools, path):
+async def test_any_json_is_answered(bench, item, tools, path):
     """Whatever stands in a message: a client error, or a call that runs; never a server error."""
 
-    async def scenario():
-        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-            bench.gateway._tasks = tasks
-            execution = await bench.open("e-json", max_context_tokens=4000)
-            body = json.dumps({LIST_OF[path]: [{"role": "user", "content": "a"}, item], "tools": tools}).encode()
-            exchange = begin(bench.harness_app, "POST", path, headers={"x-api-key": execution.keys.key}, body=body)
-            while not exchange.is_done and not execution.live:
-                await asyncio.sleep(0)
-            await exchange.hang_up()
-            assert exchange.status in (0, 400), exchange.body
-
-    asyncio.run(scenario())
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        bench.gateway._tasks = tasks
+        execution = await bench.open("e-json", max_context_tokens=4000)
+        body = json.dumps({LIST_OF[path]: [{"role": "user", "content": "a"}, item], "tools": tools}).encode()
+        exchange = begin(bench.harness_app, "POST", path, headers={"x-api-key": execution.keys.key}, body=body)
+        while not exchange.is_done and not execution.live:
+            await asyncio.sleep(0)
+        await exchange.hang_up()
+        assert exchange.status in (0, 400), exchange.body
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "body", [b"[" * 10_000, b'{"messages":' * 10_000, b'{"messages": [' + b'{"content":' * 10_000, CHAT[:-3]]
 )
-def test_deep_nesting_and_cut_json(bench, path, body):
-    async def scenario():
-        execution = await bench.open()
-        refused = await post(bench, path, body, execution.keys.key)
-        assert refused.status == 400
-        assert is_error_of(path, refused.body)
-
-    asyncio.run(scenario())
+async def test_deep_nesting_and_cut_json(bench, path, body):
+    execution = await bench.open()
+    refused = await post(bench, path, body, execution.keys.key)
+    assert refused.status == 400
+    assert is_error_of(path, refused.body)
 
 
 DEEP = "[" * 1200 + "]" * 1200
@@ -101,67 +92,55 @@ NESTED = '{"a":' * 900 + "1" + "}" * 900
         (PATHS[3], {"type": "custom_tool_call", "call_id": "x", "name": "f", "input": DEEP}),
     ],
 )
-def test_deep_nesting_inside_a_tool_call_is_served_or_refused(bench, path, item):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("fine<|im_end|>"))
-            body = json.dumps({LIST_OF[path]: [{"role": "user", "content": "a"}, item, {"role": "user", "content": "b"}]})
-            answer = await post(bench, path, body.replace('"NESTED"', NESTED).encode(), execution.keys.key)
-            assert answer.status == 200 or (answer.status == 400 and is_error_of(path, answer.body)), answer.body
-
-    asyncio.run(scenario())
+async def test_deep_nesting_inside_a_tool_call_is_served_or_refused(bench, path, item):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("fine<|im_end|>"))
+        body = json.dumps({LIST_OF[path]: [{"role": "user", "content": "a"}, item, {"role": "user", "content": "b"}]})
+        answer = await post(bench, path, body.replace('"NESTED"', NESTED).encode(), execution.keys.key)
+        assert answer.status == 200 or (answer.status == 400 and is_error_of(path, answer.body)), answer.body
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("value", [DEEP, NESTED, "9" * 5000, "NaN"], ids=["deep", "nested", "digits", "nan"])
 @pytest.mark.parametrize("path", [PATHS[0], PATHS[1], PATHS[3]])
-def test_policy_that_writes_json_which_nobody_reads_breaks_nothing(bench, path, value, stream):
+async def test_policy_that_writes_json_which_nobody_reads_breaks_nothing(bench, path, value, stream):
     """Deeper than a reader recurses, longer than a number may be: the call ends like any other, in every dialect."""
 
-    async def scenario():
-        async with bench.running():
-            arguments = f'{{"a": {value}}}'
-            said = [f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>' for name in ("f", "own")]
-            unusual = f'<tool_call>\n{{"arguments": {arguments}, "name": "g"}}\n</tool_call>'
-            answer = "\n".join((*said, unusual)) + "<|im_end|>"
-            execution = await bench.open(engine=bench.says(answer, tokens_per_chunk=5000))
-            own = {"type": "custom", "name": "own"} if path == PATHS[3] else {"name": "own"}
-            tools = {} if path == PATHS[0] else {"tools": [own]}
-            body = {LIST_OF[path]: [{"role": "user", "content": "a"}], "stream": stream, **tools}
-            heard = await post(bench, path, json.dumps(body).encode(), execution.keys.key)
-            assert heard.status == 200 and b"the gateway failed" not in heard.body
-            calls = await bench.gateway.close(execution.id)
-            assert calls[0].finished.reason == "stop" and calls.answer_ids(0) == bench.ids(answer)
-
     bench.gateway.config = GatewayConfig(max_context_tokens=100_000, max_tokens_per_call=100_000)
-    asyncio.run(scenario())
+    async with bench.running():
+        arguments = f'{{"a": {value}}}'
+        said = [f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>' for name in ("f", "own")]
+        unusual = f'<tool_call>\n{{"arguments": {arguments}, "name": "g"}}\n</tool_call>'
+        answer = "\n".join((*said, unusual)) + "<|im_end|>"
+        execution = await bench.open(engine=bench.says(answer, tokens_per_chunk=5000))
+        own = {"type": "custom", "name": "own"} if path == PATHS[3] else {"name": "own"}
+        tools = {} if path == PATHS[0] else {"tools": [own]}
+        body = {LIST_OF[path]: [{"role": "user", "content": "a"}], "stream": stream, **tools}
+        heard = await post(bench, path, json.dumps(body).encode(), execution.keys.key)
+        assert heard.status == 200 and b"the gateway failed" not in heard.body
+        calls = await bench.gateway.close(execution.id)
+        assert calls[0].finished.reason == "stop" and calls.answer_ids(0) == bench.ids(answer)
 
 
-def test_text_beyond_any_context_is_refused_without_encoding_it_all(bench):
-    async def scenario():
-        execution = await bench.open(max_context_tokens=4000)
-        body = json.dumps({"messages": [{"role": "user", "content": "word " * 1_000_000}]}).encode()
-        before = bench.rendering.tokenizer.num_encoded_tokens
-        refused = await post(bench, PATHS[1], body, execution.keys.key)
-        counted = await post(bench, PATHS[2], body, execution.keys.key)
-        assert refused.status == 400 and b"prompt is too long: 5000000 tokens > 4000 maximum" in refused.body
-        assert json.loads(counted.body) == {"input_tokens": 5_000_000}
-        assert bench.rendering.tokenizer.num_encoded_tokens == before
-
-    asyncio.run(scenario())
+async def test_text_beyond_any_context_is_refused_without_encoding_it_all(bench):
+    execution = await bench.open(max_context_tokens=4000)
+    body = json.dumps({"messages": [{"role": "user", "content": "word " * 1_000_000}]}).encode()
+    before = bench.rendering.tokenizer.num_encoded_tokens
+    refused = await post(bench, PATHS[1], body, execution.keys.key)
+    counted = await post(bench, PATHS[2], body, execution.keys.key)
+    assert refused.status == 400 and b"prompt is too long: 5000000 tokens > 4000 maximum" in refused.body
+    assert json.loads(counted.body) == {"input_tokens": 5_000_000}
+    assert bench.rendering.tokenizer.num_encoded_tokens == before
 
 
-def test_long_text_that_fits_is_answered(bench):
-    async def scenario():
-        async with bench.running():
-            engine = ScriptedEngine(replies([bench.ids("read<|im_end|>")]), max_context_tokens=1 << 20)
-            execution = await bench.open(engine=engine, max_context_tokens=90_000_000)
-            body = json.dumps({"messages": [{"role": "user", "content": "w" * 300_000}]}).encode()
-            answer = await post(bench, PATHS[0], body, execution.keys.key)
-            assert b"read" in answer.body and len(engine.requests[0].token_ids) > 4 * 300_000
-
+async def test_long_text_that_fits_is_answered(bench):
     bench.gateway.config = GatewayConfig(max_context_tokens=100_000_000)
-    asyncio.run(scenario())
+    async with bench.running():
+        engine = ScriptedEngine(replies([bench.ids("read<|im_end|>")]), max_context_tokens=1 << 20)
+        execution = await bench.open(engine=engine, max_context_tokens=90_000_000)
+        body = json.dumps({"messages": [{"role": "user", "content": "w" * 300_000}]}).encode()
+        answer = await post(bench, PATHS[0], body, execution.keys.key)
+        assert b"read" in answer.body and len(engine.requests[0].token_ids) > 4 * 300_000
 
 
 def test_memory_of_parsed_messages_is_bounded():
@@ -173,38 +152,32 @@ def test_memory_of_parsed_messages_is_bounded():
     assert cache.get("message", b"%099d" % 0, lambda raw: -1) == -1
 
 
-def test_large_bodies_are_refused_unread(bench):
-    async def scenario():
-        execution = await bench.open()
-        big = bytes(50_000_000)
-        announced = await post(bench, PATHS[0], b"", execution.keys.key, **{"content-length": str(len(big))})
-        sent = await post(bench, PATHS[1], big, execution.keys.key)
-        assert (announced.status, sent.status) == (413, 413)
-        assert is_error_of(PATHS[1], sent.body)
-
-    asyncio.run(scenario())
+async def test_large_bodies_are_refused_unread(bench):
+    execution = await bench.open()
+    big = bytes(50_000_000)
+    announced = await post(bench, PATHS[0], b"", execution.keys.key, **{"content-length": str(len(big))})
+    sent = await post(bench, PATHS[1], big, execution.keys.key)
+    assert (announced.status, sent.status) == (413, 413)
+    assert is_error_of(PATHS[1], sent.body)
 
 
-def test_a_key_opens_its_own_execution_only_and_dies_with_it(bench):
-    async def scenario():
-        async with bench.running():
-            one, two = await bench.open("e1", engine=bench.says("1<|im_end|>", "2<|im_end|>")), await bench.open("e2")
-            own, other = f"{one.keys.path}/chat/completions", f"{two.keys.path}/chat/completions"
-            wrong = [(own, two.keys.key), (other, one.keys.key), (own, "sk-wrong"), (PATHS[0], "sk-wrong"), (PATHS[0], "")]
-            wrong.append((f"/e/{'0' * 32}/v1/chat/completions", one.keys.key))
-            for path, key in wrong:
-                assert (await post(bench, path, CHAT, key)).status == 401
-            assert (await post(bench, own, CHAT, one.keys.key)).status == 200
-            without_key = await begin(bench.harness_app, "POST", own, headers={}, body=CHAT).finish()
-            assert without_key.status == 200
-            await bench.gateway.close("e1")
-            assert (await post(bench, own, CHAT, one.keys.key)).status == 401
-            assert (await begin(bench.harness_app, "POST", own, headers={}, body=CHAT).finish()).status == 401
-
-    asyncio.run(scenario())
+async def test_a_key_opens_its_own_execution_only_and_dies_with_it(bench):
+    async with bench.running():
+        one, two = await bench.open("e1", engine=bench.says("1<|im_end|>", "2<|im_end|>")), await bench.open("e2")
+        own, other = f"{one.keys.path}/chat/completions", f"{two.keys.path}/chat/completions"
+        wrong = [(own, two.keys.key), (other, one.keys.key), (own, "sk-wrong"), (PATHS[0], "sk-wrong"), (PATHS[0], "")]
+        wrong.append((f"/e/{'0' * 32}/v1/chat/completions", one.keys.key))
+        for path, key in wrong:
+            assert (await post(bench, path, CHAT, key)).status == 401
+        assert (await post(bench, own, CHAT, one.keys.key)).status == 200
+        without_key = await begin(bench.harness_app, "POST", own, headers={}, body=CHAT).finish()
+        assert without_key.status == 200
+        await bench.gateway.close("e1")
+        assert (await post(bench, own, CHAT, one.keys.key)).status == 401
+        assert (await begin(bench.harness_app, "POST", own, headers={}, body=CHAT).finish()).status == 401
 
 
-def test_no_key_in_journal_or_log(bench, caplog):
+async def test_no_key_in_journal_or_log(bench, caplog):
     caplog.set_level(logging.DEBUG)
 
     async def scenario():
@@ -214,7 +187,7 @@ def test_no_key_in_journal_or_log(bench, caplog):
             await bench.gateway.close(execution.id)
             return execution.keys
 
-    keys = asyncio.run(scenario())
+    keys = await scenario()
     journal = (bench.folder / "gateway.journal").read_bytes()
     for secret in (keys.key, keys.token):
         assert secret.encode() not in journal
@@ -232,20 +205,15 @@ def test_secret_file_is_private_and_stable(tmp_path):
         load_secret(tmp_path / "secret")
 
 
-def test_one_execution_cannot_starve_others(bench):
-    async def scenario():
-        async with bench.running():
-            greedy, other = await bench.open("e1"), await bench.open("e2", engine=bench.says("fine<|im_end|>"))
-            bodies = [json.dumps({"messages": [{"role": "user", "content": str(number)}]}).encode() for number in range(65)]
-            held = [
-                begin(bench.harness_app, "POST", PATHS[0], headers={"x-api-key": greedy.keys.key}, body=body) for body in bodies
-            ]
-            await held[-1].finish()
-            assert held[-1].status == 429
-            other.route.set("cell-0")
-            assert (await post(bench, PATHS[0], CHAT, other.keys.key)).status == 200
-            for exchange in held[:-1]:
-                await exchange.hang_up()
-            assert bench.gateway.stats.calls_abandoned == 64
-
-    asyncio.run(scenario())
+async def test_one_execution_cannot_starve_others(bench):
+    async with bench.running():
+        greedy, other = await bench.open("e1"), await bench.open("e2", engine=bench.says("fine<|im_end|>"))
+        bodies = [json.dumps({"messages": [{"role": "user", "content": str(number)}]}).encode() for number in range(65)]
+        held = [begin(bench.harness_app, "POST", PATHS[0], headers={"x-api-key": greedy.keys.key}, body=body) for body in bodies]
+        await held[-1].finish()
+        assert held[-1].status == 429
+        other.route.set("cell-0")
+        assert (await post(bench, PATHS[0], CHAT, other.keys.key)).status == 200
+        for exchange in held[:-1]:
+            await exchange.hang_up()
+        assert bench.gateway.stats.calls_abandoned == 64

@@ -77,83 +77,68 @@ def qwen3_that_keeps_reasoning(folder: Path) -> Rendering:
 
 @pytest.mark.parametrize("dialect", [chat, messages])
 @pytest.mark.parametrize("tokens_per_chunk", [1, 7, 500])
-def test_the_next_prompt_goes_on_before_the_stop_string(model, tmp_path, dialect, tokens_per_chunk):
+async def test_the_next_prompt_goes_on_before_the_stop_string(model, tmp_path, dialect, tokens_per_chunk):
     bench = Bench(qwen3_that_keeps_reasoning(model), tmp_path, GatewayConfig(max_context_tokens=100_000))
 
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says(SAID, GOES_ON, tokens_per_chunk=tokens_per_chunk))
-            first, _ = await two_turns(bench, execution, dialect)
-            assert text_in(first) == SEEN
-            calls = await bench.gateway.close(execution.id)
-            assert calls[1].started.cause == "extends"
-            assert f"{SEEN}<|im_end|>\n<|im_start|>user\nObservation: a.py<|im_end|>" in prompt(bench, calls, 1)
-            assert bench.text(calls.answer_ids(0)).startswith(f"{SEEN}{STOP}"), "it is recorded"
-            assert trained(bench, calls) == [SEEN, GOES_ON]
-
-    asyncio.run(scenario())
+    async with bench.running():
+        execution = await bench.open(engine=bench.says(SAID, GOES_ON, tokens_per_chunk=tokens_per_chunk))
+        first, _ = await two_turns(bench, execution, dialect)
+        assert text_in(first) == SEEN
+        calls = await bench.gateway.close(execution.id)
+        assert calls[1].started.cause == "extends"
+        assert f"{SEEN}<|im_end|>\n<|im_start|>user\nObservation: a.py<|im_end|>" in prompt(bench, calls, 1)
+        assert bench.text(calls.answer_ids(0)).startswith(f"{SEEN}{STOP}"), "it is recorded"
+        assert trained(bench, calls) == [SEEN, GOES_ON]
 
 
-def test_usage_counts_what_the_client_got(bench):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says(SAID, tokens_per_chunk=500))
-            answer = await ask(bench, execution, chat([{"role": "user", "content": "hi"}]))
-            assert json.loads(answer.body)["usage"]["completion_tokens"] == len(bench.ids(SEEN))
-
-    asyncio.run(scenario())
+async def test_usage_counts_what_the_client_got(bench):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says(SAID, tokens_per_chunk=500))
+        answer = await ask(bench, execution, chat([{"role": "user", "content": "hi"}]))
+        assert json.loads(answer.body)["usage"]["completion_tokens"] == len(bench.ids(SEEN))
 
 
-def test_an_answer_without_the_stop_string_is_whole(bench):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("Action: ls\nObserve<|im_end|>"))
-            answer = await ask(bench, execution, chat([{"role": "user", "content": "hi"}]))
-            assert text_in(answer) == "Action: ls\nObserve"
-            calls = await bench.gateway.close(execution.id)
-            assert trained(bench, calls) == ["Action: ls\nObserve<|im_end|>"]
-
-    asyncio.run(scenario())
+async def test_an_answer_without_the_stop_string_is_whole(bench):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("Action: ls\nObserve<|im_end|>"))
+        answer = await ask(bench, execution, chat([{"role": "user", "content": "hi"}]))
+        assert text_in(answer) == "Action: ls\nObserve"
+        calls = await bench.gateway.close(execution.id)
+        assert trained(bench, calls) == ["Action: ls\nObserve<|im_end|>"]
 
 
-def test_text_held_back_for_a_stop_string_comes_before_a_tool_call(bench):
-    async def scenario():
-        async with bench.running():
-            call = '<tool_call>\n{"name": "run", "arguments": {}}\n</tool_call>'
-            execution = await bench.open(engine=bench.says(f"Plan: END{call}<|im_end|>"))
-            tools = [{"name": "run", "input_schema": {"type": "object"}}]
-            request = messages([{"role": "user", "content": "hi"}], stop_sequences=["ENDE"], tools=tools, stream=True)
-            answer = await ask(bench, execution, request)
-            assert answer.body.index(b'"text":"END"') < answer.body.index(b'"tool_use"')
-
-    asyncio.run(scenario())
+async def test_text_held_back_for_a_stop_string_comes_before_a_tool_call(bench):
+    async with bench.running():
+        call = '<tool_call>\n{"name": "run", "arguments": {}}\n</tool_call>'
+        execution = await bench.open(engine=bench.says(f"Plan: END{call}<|im_end|>"))
+        tools = [{"name": "run", "input_schema": {"type": "object"}}]
+        request = messages([{"role": "user", "content": "hi"}], stop_sequences=["ENDE"], tools=tools, stream=True)
+        answer = await ask(bench, execution, request)
+        assert answer.body.index(b'"text":"END"') < answer.body.index(b'"tool_use"')
 
 
-def test_a_client_that_hangs_up_never_saw_what_may_have_become_a_stop_string(bench):
+async def test_a_client_that_hangs_up_never_saw_what_may_have_become_a_stop_string(bench):
     """Its next turn goes on after the text that it has; a retry goes on with every token, up to the stop string."""
 
-    async def scenario():
-        async with bench.running():
-            engine = bench.says(SAID, GOES_ON, held=True)
-            execution = await bench.open(engine=engine)
-            path, body = chat([{"role": "user", "content": "hi"}], stream=True)
-            headers = {"x-api-key": execution.keys.key}
-            cut = begin(bench.harness_app, "POST", path, headers=headers, body=json.dumps(body).encode())
-            await engine.grant("e000001-0/c0#1", len(bench.ids(f"{SEEN}\nObs")))
-            while not (execution.live and execution.live[0].num_answer == len(bench.ids(f"{SEEN}\nObs"))):
-                await asyncio.sleep(0)
-            answer = execution.live[0].answer
-            while not all(reader.position == len(answer.deltas) for reader in answer.readers):
-                await asyncio.sleep(0)
-            await cut.hang_up()
-            await engine.grant("e000001-0/c1#1", 1000)
-            retried = await ask(bench, execution, chat([{"role": "user", "content": "hi"}]))
-            assert text_in(retried) == SEEN
-            calls = await bench.gateway.close(execution.id)
-            assert calls[0].finished.num_seen == len(bench.ids(SEEN))
-            assert trained(bench, calls) == [SEEN, ""], "what the retry masks was sampled by the call before it"
-
-    asyncio.run(scenario())
+    async with bench.running():
+        engine = bench.says(SAID, GOES_ON, held=True)
+        execution = await bench.open(engine=engine)
+        path, body = chat([{"role": "user", "content": "hi"}], stream=True)
+        headers = {"x-api-key": execution.keys.key}
+        cut = begin(bench.harness_app, "POST", path, headers=headers, body=json.dumps(body).encode())
+        await engine.grant("e000001-0/c0#1", len(bench.ids(f"{SEEN}\nObs")))
+        while not (execution.live and execution.live[0].num_answer == len(bench.ids(f"{SEEN}\nObs"))):
+            await asyncio.sleep(0)
+        answer = execution.live[0].answer
+        while not all(reader.position == len(answer.deltas) for reader in answer.readers):
+            await asyncio.sleep(0)
+        await cut.hang_up()
+        await engine.grant("e000001-0/c1#1", 1000)
+        retried = await ask(bench, execution, chat([{"role": "user", "content": "hi"}]))
+        assert text_in(retried) == SEEN
+        calls = await bench.gateway.close(execution.id)
+        assert calls[0].finished.num_seen == len(bench.ids(SEEN))
+        assert trained(bench, calls) == [SEEN, ""], "what the retry masks was sampled by the call before it"
 
 
 def test_a_restarted_gateway_still_knows_an_answer_that_a_stop_string_ended(model, tmp_path):
@@ -253,7 +238,7 @@ def test_tokens_end_before_the_one_in_which_the_stop_string_begins(pieces, shown
     )
 
 
-def test_the_first_half_of_a_token_that_the_stop_string_cut_is_context_again(tmp_path):
+async def test_the_first_half_of_a_token_that_the_stop_string_cut_is_context_again(tmp_path):
     """`ls` and a line break are one token: the harness saw the one and not the other."""
     folder = write_byte_tokenizer(tmp_path / "model")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -267,13 +252,10 @@ def test_the_first_half_of_a_token_that_the_stop_string_cut_is_context_again(tmp
     tokenizer.save(str(folder / "tokenizer.json"))
     bench = Bench(qwen3_that_keeps_reasoning(folder), tmp_path, GatewayConfig(max_context_tokens=100_000))
 
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says(SAID, GOES_ON, tokens_per_chunk=3))
-            await two_turns(bench, execution, chat)
-            calls = await bench.gateway.close(execution.id)
-            assert calls[1].started.cause == "extends"
-            assert f"{SEEN}<|im_end|>\n<|im_start|>user" in prompt(bench, calls, 1)
-            assert trained(bench, calls) == ["Thought: list.\nAction:", GOES_ON]
-
-    asyncio.run(scenario())
+    async with bench.running():
+        execution = await bench.open(engine=bench.says(SAID, GOES_ON, tokens_per_chunk=3))
+        await two_turns(bench, execution, chat)
+        calls = await bench.gateway.close(execution.id)
+        assert calls[1].started.cause == "extends"
+        assert f"{SEEN}<|im_end|>\n<|im_start|>user" in prompt(bench, calls, 1)
+        assert trained(bench, calls) == ["Thought: list.\nAction:", GOES_ON]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -75,17 +74,14 @@ LEFT_OUT = "left out: this model reads text only]"
         ("responses", responses({"type": "input_file", "filename": "c.pdf", "file_data": PNG}), "[file 'c.pdf' of 8 bytes left"),
     ],
 )
-def test_part_that_is_no_text_is_told_of(bench, path, body, told):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
-            async with bench.http(execution) as http:
-                answer = await http.post(f"/v1/{path}", json={"model": "m", **body})
-            assert answer.status_code == 200, answer.text
-            prompt = bench.text(execution.session.calls.sequence(0).tolist())
-            assert told in prompt
-
-    asyncio.run(scenario())
+async def test_part_that_is_no_text_is_told_of(bench, path, body, told):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        async with bench.http(execution) as http:
+            answer = await http.post(f"/v1/{path}", json={"model": "m", **body})
+        assert answer.status_code == 200, answer.text
+        prompt = bench.text(execution.session.calls.sequence(0).tolist())
+        assert told in prompt
 
 
 @pytest.mark.parametrize(
@@ -102,28 +98,22 @@ def test_part_that_is_no_text_is_told_of(bench, path, body, told):
     ],
 )
 @pytest.mark.parametrize("path", ["chat/completions", "messages"])
-def test_half_of_a_character_is_read_as_one_that_is_missing(bench, path, written, read, num_mended):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("ok<|im_end|>", "ok<|im_end|>"))
-            body = b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"%s"}]}' % written
-            async with bench.http(execution) as http:
-                answer = await http.post(f"/v1/{path}", content=body)
-                assert answer.status_code == 200, answer.text
-                again = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": read}]})
-                await http.post(f"/v1/{path}", content=again)
-            assert [call.started.cause for call in execution.session.calls] == ["root", "retry"]
-            assert bench.gateway.stats.characters_mended == num_mended
-
-    asyncio.run(scenario())
+async def test_half_of_a_character_is_read_as_one_that_is_missing(bench, path, written, read, num_mended):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>", "ok<|im_end|>"))
+        body = b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"%s"}]}' % written
+        async with bench.http(execution) as http:
+            answer = await http.post(f"/v1/{path}", content=body)
+            assert answer.status_code == 200, answer.text
+            again = json.dumps({"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": read}]})
+            await http.post(f"/v1/{path}", content=again)
+        assert [call.started.cause for call in execution.session.calls] == ["root", "retry"]
+        assert bench.gateway.stats.characters_mended == num_mended
 
 
-def test_body_that_is_not_json_is_refused_as_before(bench):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
-            async with bench.http(execution) as http:
-                answer = await http.post("/v1/chat/completions", content=b'{"messages": [\xff')
-            assert answer.status_code == 400
-
-    asyncio.run(scenario())
+async def test_body_that_is_not_json_is_refused_as_before(bench):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        async with bench.http(execution) as http:
+            answer = await http.post("/v1/chat/completions", content=b'{"messages": [\xff')
+        assert answer.status_code == 400

@@ -238,7 +238,7 @@ class CountingJournal(Journal):
         super()._fdatasync()
 
 
-def test_waiters_share_one_wait_for_the_disk(tmp_path: Path):
+async def test_waiters_share_one_wait_for_the_disk(tmp_path: Path):
     journal = CountingJournal.open(tmp_path / "a.log", Records, policy="disk")
 
     async def one(n: int) -> None:
@@ -252,21 +252,21 @@ def test_waiters_share_one_wait_for_the_disk(tmp_path: Path):
             for n in range(100):
                 group.create_task(one(n))
 
-    asyncio.run(many())
+    await many()
     assert 1 <= journal.num_syncs <= 3
     journal.close()
     assert len(records_of(journal.path)) == 100
 
 
-def test_the_os_policy_never_waits_for_the_disk(tmp_path: Path):
+async def test_the_os_policy_never_waits_for_the_disk(tmp_path: Path):
     journal = CountingJournal.open(tmp_path / "a.log", Records)
     position = journal.append(Counted(1))
     assert journal.durable_position == position
-    asyncio.run(journal.wait_durable())
+    await journal.wait_durable()
     assert journal.num_syncs == 0
 
 
-def test_a_failed_sync_reaches_every_waiter_and_stops_the_journal(tmp_path: Path):
+async def test_a_failed_sync_reaches_every_waiter_and_stops_the_journal(tmp_path: Path):
     journal = Journal.open(tmp_path / "a.log", Records, policy="disk")
     position = journal.append(Counted(1))
     os.close(journal._fd)
@@ -274,7 +274,7 @@ def test_a_failed_sync_reaches_every_waiter_and_stops_the_journal(tmp_path: Path
     async def both() -> list:
         return await asyncio.gather(journal.wait_durable(position), journal.wait_durable(position), return_exceptions=True)
 
-    assert [type(result) for result in asyncio.run(both())] == [JournalError, JournalError]
+    assert [type(result) for result in await both()] == [JournalError, JournalError]
     with pytest.raises(JournalError, match="disk failed"):
         journal.append(Counted(2))
 

@@ -29,37 +29,37 @@ async def never_ends() -> str:
     return await asyncio.get_running_loop().create_future()
 
 
-def lost(pings: Pings) -> str:
-    return asyncio.run(wait_lost(never_ends(), pings, HEARTBEAT_S))
+async def lost(pings: Pings) -> str:
+    return await wait_lost(never_ends(), pings, HEARTBEAT_S)
 
 
 @pytest.mark.parametrize(
     "error", [CellFailed(1, "its engine failed"), EngineUnavailable("its engine failed"), Unreachable("x", "its engine failed")]
 )
-def test_three_misses_in_a_row_are_a_loss_with_the_last_reason(error: Exception):
+async def test_three_misses_in_a_row_are_a_loss_with_the_last_reason(error: Exception):
     pings = Pings(error)
-    assert lost(pings).startswith("it missed its heartbeats: ") and "its engine failed" in lost(pings)
+    assert (await lost(pings)).startswith("it missed its heartbeats: ") and "its engine failed" in await lost(pings)
     pings = Pings(error)
-    lost(pings)
+    await lost(pings)
     assert pings.timeouts == [HEARTBEAT_S * HEARTBEATS_PER_ANSWER] * MISSES_UNTIL_LOST
 
 
-def test_only_misses_in_a_row_count():
+async def test_only_misses_in_a_row_count():
     missed = (Unreachable("x", "late"),) * (MISSES_UNTIL_LOST - 1)
     pings = Pings(*missed, None, *missed, None, Unreachable("x", "gone"))
-    assert "gone" in lost(pings)
+    assert "gone" in await lost(pings)
     assert len(pings.timeouts) == 3 * MISSES_UNTIL_LOST
 
 
-def test_a_bug_of_ours_is_the_reason_at_once():
+async def test_a_bug_of_ours_is_the_reason_at_once():
     pings = Pings(ValueError("a bug"))
-    assert lost(pings) == "a bug" and len(pings.timeouts) == 1
+    assert await lost(pings) == "a bug" and len(pings.timeouts) == 1
 
 
-def test_an_end_is_told_before_any_heartbeat_is_due():
+async def test_an_end_is_told_before_any_heartbeat_is_due():
     async def ends() -> str:
         return "its process ended with -9"
 
     pings = Pings(None)
-    assert asyncio.run(wait_lost(ends(), pings, 600.0)) == "its process ended with -9"
+    assert await wait_lost(ends(), pings, 600.0) == "its process ended with -9"
     assert pings.timeouts == []

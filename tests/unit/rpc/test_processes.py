@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -58,13 +57,13 @@ def test_a_child_whose_parent_has_ended_before_does_not_begin(tmp_path: Path):
     assert not (tmp_path / "ready").exists()
 
 
-def test_a_child_that_does_not_come_up_says_why(tmp_path: Path):
+async def test_a_child_that_does_not_come_up_says_why(tmp_path: Path):
     async def start(module: str, timeout_s: float) -> None:
         await start_process(
             module, [str(tmp_path / "elsewhere")], tmp_path / "log", tmp_path / "ready", env={}, timeout_s=timeout_s
         )
 
     with pytest.raises(ProcessFailed, match=r"(?s)log: ended with exit code 1 .*No module named"):
-        asyncio.run(start("qwengyre.nowhere", TIMEOUT_S))
+        await start("qwengyre.nowhere", TIMEOUT_S)
     with pytest.raises(ProcessFailed, match=r"did not serve within 0.05 s"):
-        asyncio.run(start(SLEEPER, 0.05))
+        await start(SLEEPER, 0.05)

@@ -7,7 +7,8 @@ import contextlib
 import queue
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -87,34 +88,30 @@ class Table(Service):
         return Doubled(0)
 
 
-def with_server(body: Callable[[RpcServer, Table, str], Awaitable[None]], address: str = "tcp://127.0.0.1:0") -> None:
-    async def main() -> None:
-        table = Table()
-        server = RpcServer(None if address.startswith("unix") else SECRET, lambda: table)
-        try:
-            await body(server, table, await server.listen(address))
-        finally:
-            await server.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def with_server(address: str = "tcp://127.0.0.1:0") -> AsyncIterator[tuple[RpcServer, Table, str]]:
+    table = Table()
+    server = RpcServer(None if address.startswith("unix") else SECRET, lambda: table)
+    try:
+        yield server, table, await server.listen(address)
+    finally:
+        await server.close()
 
 
 async def double(client: Client, number: int = 4) -> int:
     return (await client.call(Double(number), Doubled, TIMEOUT_S)).number
 
 
-def test_a_request_has_its_typed_reply_and_many_share_a_connection():
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_a_request_has_its_typed_reply_and_many_share_a_connection():
+    async with with_server() as (server, _, address):
         client = Client(address, SECRET)
         assert await asyncio.gather(*(double(client, number) for number in range(50))) == list(range(0, 100, 2))
         assert len(server.peers) == 1
         client.close()
 
-    with_server(body)
 
-
-def test_a_refusal_arrives_as_the_error_it_is_and_the_connection_goes_on():
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_a_refusal_arrives_as_the_error_it_is_and_the_connection_goes_on():
+    async with with_server() as (server, _, address):
         client = Client(address, SECRET)
         with pytest.raises(CellFailed, match="Fail: cell 3: stalled") as raised:
             await client.call(Fail(as_bug=False), Doubled, TIMEOUT_S, said_by="Fail: ")
@@ -127,32 +124,26 @@ def test_a_refusal_arrives_as_the_error_it_is_and_the_connection_goes_on():
         assert await double(client) == 8 and len(server.peers) == 1
         client.close()
 
-    with_server(body)
 
-
-def test_messages_that_want_no_reply_go_both_ways():
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_messages_that_want_no_reply_go_both_ways():
+    async with with_server() as (_, table, address):
         heard: asyncio.Queue[Note] = asyncio.Queue()
         client = Client(address, SECRET, messages=(Note,), hear=heard.put_nowait)
         await client.say(Note("a"), TIMEOUT_S)
         assert await heard.get() == Note("heard a") and table.heard == ["a"]
         client.close()
 
-    with_server(body)
 
-
-def test_a_server_that_says_what_nobody_knows_loses_the_connection():
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_a_server_that_says_what_nobody_knows_loses_the_connection():
+    async with with_server() as (_, _, address):
         lost: asyncio.Queue[str] = asyncio.Queue()
         client = Client(address, SECRET, on_lost=lost.put_nowait)
         await client.say(Note("a"), TIMEOUT_S)
         assert "without being asked" in await lost.get()
 
-    with_server(body)
 
-
-def test_a_lost_connection_ends_what_waits_on_it_at_once_and_the_next_request_connects_again():
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_a_lost_connection_ends_what_waits_on_it_at_once_and_the_next_request_connects_again():
+    async with with_server() as (server, table, address):
         client = Client(address, SECRET)
         waiting = [asyncio.create_task(client.call(Wait(), Doubled, TIMEOUT_S)) for _ in range(3)]
         await table.is_waiting.wait()
@@ -163,11 +154,9 @@ def test_a_lost_connection_ends_what_waits_on_it_at_once_and_the_next_request_co
         assert await double(client) == 8
         client.close()
 
-    with_server(body)
 
-
-def test_a_request_has_a_deadline_and_a_late_reply_is_nobodys():
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_a_request_has_a_deadline_and_a_late_reply_is_nobodys():
+    async with with_server() as (_, table, address):
         client = Client(address, SECRET)
         await client.connect(TIMEOUT_S)
         with pytest.raises(Unreachable, match=r"Wait was not answered within 0.01 s"):
@@ -176,16 +165,14 @@ def test_a_request_has_a_deadline_and_a_late_reply_is_nobodys():
         assert await double(client) == 8
         client.close()
 
-    with_server(body)
 
-
-def test_nobody_there_is_told_with_the_address():
+async def test_nobody_there_is_told_with_the_address():
     async def main() -> None:
         for address in ("tcp://127.0.0.1:1", "unix:/nowhere/x.sock"):
             with pytest.raises(Unreachable, match=address):
                 await Client(address, None).call(Double(1), Doubled, TIMEOUT_S)
 
-    asyncio.run(main())
+    await main()
     with pytest.raises(Unreachable, match=r"tcp://127\.0\.0\.1:1"):
         Channel.connect(parse_address("tcp://127.0.0.1:1"), SECRET, TIMEOUT_S)
 
@@ -194,54 +181,46 @@ def test_nobody_there_is_told_with_the_address():
 
 
 @pytest.mark.parametrize("secret", [b"guess", b"secret "])
-def test_who_does_not_know_the_secret_is_not_served(secret: bytes):
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_who_does_not_know_the_secret_is_not_served(secret: bytes):
+    async with with_server() as (_, _, address):
         with pytest.raises(Unreachable):
             await Client(address, secret).call(Double(1), Doubled, TIMEOUT_S)
 
-    with_server(body)
 
-
-def test_a_server_that_others_can_reach_needs_a_secret():
+async def test_a_server_that_others_can_reach_needs_a_secret():
     with pytest.raises(ConfigError):
         RpcServer(b"", Table)
 
-    async def main() -> None:
-        with pytest.raises(ConfigError, match="needs a secret"):
-            await RpcServer(None, Table).listen("tcp://127.0.0.1:0")
-
-    asyncio.run(main())
+    with pytest.raises(ConfigError, match="needs a secret"):
+        await RpcServer(None, Table).listen("tcp://127.0.0.1:0")
 
 
-def test_a_client_gives_nothing_to_whoever_took_the_address():
-    async def main() -> None:
-        said: list[bytes] = []
+async def test_a_client_gives_nothing_to_whoever_took_the_address():
+    said: list[bytes] = []
 
-        async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonce = msgspec.msgpack.encode({"type": "Challenge", "nonce": b"n" * 32})
-            writer.write(HEADER.pack(len(nonce), 0) + nonce)
-            said.append(await reader.read(1000))
-            welcome = msgspec.msgpack.encode({"type": "Welcome", "mac": b"m" * 32})
-            writer.write(HEADER.pack(len(welcome), 0) + welcome)
-            said.append(await reader.read(1000))
-            writer.close()
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonce = msgspec.msgpack.encode({"type": "Challenge", "nonce": b"n" * 32})
+        writer.write(HEADER.pack(len(nonce), 0) + nonce)
+        said.append(await reader.read(1000))
+        welcome = msgspec.msgpack.encode({"type": "Welcome", "mac": b"m" * 32})
+        writer.write(HEADER.pack(len(welcome), 0) + welcome)
+        said.append(await reader.read(1000))
+        writer.close()
 
-        squatter = await asyncio.start_server(pretend, "127.0.0.1", 0)
-        host, port = squatter.sockets[0].getsockname()
-        with pytest.raises(Unreachable, match="server does not know the secret"):
-            await Client(f"tcp://{host}:{port}", SECRET).call(Note("weights"), Doubled, TIMEOUT_S)
-        assert SECRET not in b"".join(said) and b"weights" not in b"".join(said)
-        squatter.close()
-
-    asyncio.run(main())
+    squatter = await asyncio.start_server(pretend, "127.0.0.1", 0)
+    host, port = squatter.sockets[0].getsockname()
+    with pytest.raises(Unreachable, match="server does not know the secret"):
+        await Client(f"tcp://{host}:{port}", SECRET).call(Note("weights"), Doubled, TIMEOUT_S)
+    assert SECRET not in b"".join(said) and b"weights" not in b"".join(said)
+    squatter.close()
 
 
 FIRST_WORDS = [b"GET / HTTP/1.1\r\n\r\n", HEADER.pack(MAX_MESSAGE_BYTES, 1), HEADER.pack(3, 0) + b"abc", HEADER.pack(0, 0)]
 
 
 @pytest.mark.parametrize("said", FIRST_WORDS)
-def test_bytes_that_are_not_a_hello_close_that_connection_alone(said: bytes):
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_bytes_that_are_not_a_hello_close_that_connection_alone(said: bytes):
+    async with with_server() as (_, _, address):
         friend = Client(address, SECRET)
         assert await double(friend) == 8
         reader, writer = await stranger(address)
@@ -251,11 +230,9 @@ def test_bytes_that_are_not_a_hello_close_that_connection_alone(said: bytes):
         assert await double(friend) == 8
         friend.close()
 
-    with_server(body)
 
-
-def test_a_request_before_the_hello_is_not_heard():
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_a_request_before_the_hello_is_not_heard():
+    async with with_server() as (_, table, address):
         reader, writer = await stranger(address)
         note = msgspec.msgpack.encode(Note("hi"))
         writer.write(HEADER.pack(len(note), 0) + note)
@@ -263,11 +240,9 @@ def test_a_request_before_the_hello_is_not_heard():
         writer.close()
         assert table.heard == []
 
-    with_server(body)
 
-
-def test_strangers_cost_no_memory_however_much_they_send():
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_strangers_cost_no_memory_however_much_they_send():
+    async with with_server() as (server, _, address):
         streams = [await stranger(address) for _ in range(10)]
         for _, writer in streams:
             writer.write(HEADER.pack(64 << 20, 0) + bytes(1 << 20))
@@ -276,11 +251,9 @@ def test_strangers_cost_no_memory_however_much_they_send():
             writer.close()
         assert sum(len(peer.connection._cutter._received) for peer in server.peers) < 10 * 512
 
-    with_server(body)
 
-
-def test_many_idle_strangers_do_not_keep_a_friend_out():
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_many_idle_strangers_do_not_keep_a_friend_out():
+    async with with_server() as (server, _, address):
         streams = [await stranger(address) for _ in range(MAX_STRANGERS + 40)]
         friend = Client(address, SECRET)
         assert await double(friend) == 8
@@ -290,18 +263,14 @@ def test_many_idle_strangers_do_not_keep_a_friend_out():
         for _, writer in streams:
             writer.close()
 
-    with_server(body)
 
-
-def test_a_stranger_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+async def test_a_stranger_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(wire, "HELLO_DEADLINE_S", 0.01)
 
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+    async with with_server() as (_, _, address):
         reader, writer = await stranger(address)
         await until_closed(reader)
         writer.close()
-
-    with_server(body)
 
 
 async def stranger(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -320,10 +289,10 @@ async def until_closed(reader: asyncio.StreamReader) -> None:
 # ---------------------------------------------------------------------------------------------------------------- sizes
 
 
-def test_a_request_above_the_bound_is_refused_whole_and_the_next_one_is_served():
+async def test_a_request_above_the_bound_is_refused_whole_and_the_next_one_is_served():
     """What arrives is refused with its number, not cut and decoded; its bytes are not kept."""
 
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+    async with with_server() as (_, table, address):
         reader, writer = await stranger(address)
         hello = ClientHello(SECRET, b"n" * 32)
         while not hello.is_over:
@@ -340,29 +309,23 @@ def test_a_request_above_the_bound_is_refused_whole_and_the_next_one_is_served()
         assert len(table.connection._cutter._received) == 0
         writer.close()
 
-    with_server(body)
 
-
-def test_a_reply_above_the_bound_is_refused_with_a_typed_error():
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_a_reply_above_the_bound_is_refused_with_a_typed_error():
+    async with with_server() as (_, _, address):
         client = Client(address, SECRET)
         with pytest.raises(MessageTooLarge, match="Doubled"):
             await double(client, -1)
         assert await double(client) == 8
         client.close()
 
-    with_server(body)
 
-
-def test_a_request_above_the_bound_is_not_sent():
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_a_request_above_the_bound_is_not_sent():
+    async with with_server() as (_, _, address):
         client = Client(address, SECRET)
         with pytest.raises(MessageTooLarge, match="Note"):
             await client.call(Note("x" * MAX_MESSAGE_BYTES), Doubled, TIMEOUT_S)
         assert await double(client) == 8
         client.close()
-
-    with_server(body)
 
 
 def send(writer: asyncio.StreamWriter, body: bytes, number: int = 0) -> None:
@@ -377,14 +340,12 @@ async def receive(reader: asyncio.StreamReader) -> bytes:
 # ---------------------------------------------------------------------------------------------------------------- Unix sockets
 
 
-def test_a_unix_socket_is_its_owners_alone(tmp_path: Path):
-    async def body(server: RpcServer, table: Table, address: str) -> None:
+async def test_a_unix_socket_is_its_owners_alone(tmp_path: Path):
+    async with with_server(f"unix:{tmp_path / 's'}") as (_, _, address):
         assert (tmp_path / "s").stat().st_mode & 0o077 == 0
         client = Client(address, None)
         assert await double(client) == 8
         client.close()
-
-    with_server(body, f"unix:{tmp_path / 's'}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- threads

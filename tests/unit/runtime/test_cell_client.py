@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
@@ -32,38 +32,29 @@ class FakeCell:
         return self.answer
 
 
-def with_cell(answer: Exception | msgspec.Struct, body: Callable[[CellClient, FakeCell], Awaitable[None]]) -> None:
-    async def main() -> None:
-        cell = FakeCell(answer)
-        server = RpcServer(SECRET, lambda: Service({api.CellRequest: cell.handle}))
-        client = CellClient(CellAddress(3, 2, await server.listen("tcp://127.0.0.1:0"), "tcp://127.0.0.1:1", 1), SECRET)
-        try:
-            await body(client, cell)
-        finally:
-            client.close()
-            await server.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def with_cell(answer: Exception | msgspec.Struct) -> AsyncIterator[tuple[CellClient, FakeCell]]:
+    cell = FakeCell(answer)
+    server = RpcServer(SECRET, lambda: Service({api.CellRequest: cell.handle}))
+    client = CellClient(CellAddress(3, 2, await server.listen("tcp://127.0.0.1:0"), "tcp://127.0.0.1:1", 1), SECRET)
+    try:
+        yield client, cell
+    finally:
+        client.close()
+        await server.close()
 
 
-def raised(answer: Exception | msgspec.Struct, timeout_s: float = TIMEOUT_S) -> QwenGyreError:
-    caught = []
-
-    async def body(client: CellClient, cell: FakeCell) -> None:
+async def raised(answer: Exception | msgspec.Struct, timeout_s: float = TIMEOUT_S) -> QwenGyreError:
+    async with with_cell(answer) as (client, _):
         with pytest.raises(QwenGyreError) as error:
             await client.call(api.Reduce(2), api.Timed, timeout_s)
-        caught.append(error.value)
-
-    with_cell(answer, body)
-    return caught[0]
+        return error.value
 
 
-def test_an_operation_carries_the_incarnation_and_has_its_reply():
-    async def body(client: CellClient, cell: FakeCell) -> None:
+async def test_an_operation_carries_the_incarnation_and_has_its_reply():
+    async with with_cell(api.Timed({"reduce": 1.0})) as (client, cell):
         assert await client.call(api.Reduce(2), api.Timed, TIMEOUT_S) == api.Timed({"reduce": 1.0})
         assert cell.asked == [api.CellRequest(2, api.Reduce(2))]
-
-    with_cell(api.Timed({"reduce": 1.0}), body)
 
 
 REFUSED = [
@@ -74,36 +65,31 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("error", REFUSED, ids=lambda error: type(error).__name__)
-def test_errors_keep_their_type_and_fields_and_say_who_had_them(error):
-    arrived = raised(error)
+async def test_errors_keep_their_type_and_fields_and_say_who_had_them(error):
+    arrived = await raised(error)
     assert type(arrived) is type(error) and vars(arrived) == vars(error)
     assert str(arrived) == f"cell 3: Reduce: {error}"
 
 
-def test_a_request_for_another_incarnation_is_a_failure_of_the_cell():
-    error = raised(CellFailed(3, "a request for incarnation 1"))
+async def test_a_request_for_another_incarnation_is_a_failure_of_the_cell():
+    error = await raised(CellFailed(3, "a request for incarnation 1"))
     assert isinstance(error, CellFailed) and (error.cell, error.reason) == (3, "a request for incarnation 1")
 
 
 @pytest.mark.parametrize("answer", [KeyError("a bug"), api.Offered("not what was asked")], ids=["bug", "another reply"])
-def test_a_cell_that_breaks_over_a_request_has_failed(answer):
-    error = raised(answer)
+async def test_a_cell_that_breaks_over_a_request_has_failed(answer):
+    error = await raised(answer)
     assert type(error) is CellFailed and error.cell == 3 and "Reduce" in error.reason
 
 
-def test_a_cell_that_is_not_there_has_failed():
-    async def main() -> None:
-        client = CellClient(CellAddress(3, 0, "tcp://127.0.0.1:1", "tcp://127.0.0.1:1", 1), SECRET)
-        with pytest.raises(CellFailed, match="cell 3: Health: "):
-            await client.call(api.Health(), api.HealthReport, TIMEOUT_S)
-
-    asyncio.run(main())
+async def test_a_cell_that_is_not_there_has_failed():
+    client = CellClient(CellAddress(3, 0, "tcp://127.0.0.1:1", "tcp://127.0.0.1:1", 1), SECRET)
+    with pytest.raises(CellFailed, match="cell 3: Health: "):
+        await client.call(api.Health(), api.HealthReport, TIMEOUT_S)
 
 
-def test_a_request_that_no_wire_carries_is_not_the_cells_fault():
-    async def body(client: CellClient, cell: FakeCell) -> None:
+async def test_a_request_that_no_wire_carries_is_not_the_cells_fault():
+    async with with_cell(api.Timed()) as (client, cell):
         with pytest.raises(MessageTooLarge):
             await client.call(api.LoadCheckpoint("x" * MAX_MESSAGE_BYTES), api.Timed, TIMEOUT_S)
         assert cell.asked == []
-
-    with_cell(api.Timed(), body)

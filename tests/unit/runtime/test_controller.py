@@ -117,66 +117,57 @@ async def until_told(made: runtime.Controller, running: asyncio.Task) -> None:
 
 
 @pytest.mark.parametrize("cell", [1, 2], ids=["satellite", "standalone"])
-def test_a_cell_whose_new_lives_die_on_their_way_is_lost_once_and_comes_back_in_the_end(cell):
-    async def body():
-        made = controller()
-        made.steps.dying = 3
-        made.post(ev.RunStarted)
-        running = asyncio.create_task(made.run())
-        await asyncio.sleep(0)
-        made.fleet.on_lost(cell)
-        await asyncio.wait({running, asyncio.create_task(made.steps.is_back.wait())}, return_when=asyncio.FIRST_COMPLETED)
-        await until_told(made, running)
-        assert not running.done(), running.exception()
-        events = [record for record in made.driver.journal if isinstance(record, ev.Event)]
-        assert [type(event) for event in events] in (
-            [ev.RunStarted, ev.CellLost, ev.CellReturned],
-            [ev.RunStarted, ev.StandaloneLost, ev.StandaloneReturned],
-        )
-        assert made.fleet.lives == [cell] * 4
-        assert all(cell.state is CellState.ROLLOUT for cell in made.driver.scheduler.state.cells.all)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(body())
+async def test_a_cell_whose_new_lives_die_on_their_way_is_lost_once_and_comes_back_in_the_end(cell):
+    made = controller()
+    made.steps.dying = 3
+    made.post(ev.RunStarted)
+    running = asyncio.create_task(made.run())
+    await asyncio.sleep(0)
+    made.fleet.on_lost(cell)
+    await asyncio.wait({running, asyncio.create_task(made.steps.is_back.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    await until_told(made, running)
+    assert not running.done(), running.exception()
+    events = [record for record in made.driver.journal if isinstance(record, ev.Event)]
+    assert [type(event) for event in events] in (
+        [ev.RunStarted, ev.CellLost, ev.CellReturned],
+        [ev.RunStarted, ev.StandaloneLost, ev.StandaloneReturned],
+    )
+    assert made.fleet.lives == [cell] * 4
+    assert all(cell.state is CellState.ROLLOUT for cell in made.driver.scheduler.state.cells.all)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
-def test_a_cell_that_never_comes_back_ends_the_run():
-    async def body():
-        made = controller()
-        made.steps.dying = MAX_LOSSES
-        made.post(ev.RunStarted)
-        running = asyncio.create_task(made.run())
-        await asyncio.sleep(0)
-        made.fleet.on_lost(1)
-        with pytest.RaisesGroup(ProcessGaveUp, allow_unwrapped=False):
-            await running
-        assert len(made.fleet.lives) == MAX_LOSSES - 1
-
-    asyncio.run(body())
+async def test_a_cell_that_never_comes_back_ends_the_run():
+    made = controller()
+    made.steps.dying = MAX_LOSSES
+    made.post(ev.RunStarted)
+    running = asyncio.create_task(made.run())
+    await asyncio.sleep(0)
+    made.fleet.on_lost(1)
+    with pytest.RaisesGroup(ProcessGaveUp, allow_unwrapped=False):
+        await running
+    assert len(made.fleet.lives) == MAX_LOSSES - 1
 
 
-def test_a_micro_step_whose_step_was_given_up_and_done_again_meanwhile_counts_nowhere():
+async def test_a_micro_step_whose_step_was_given_up_and_done_again_meanwhile_counts_nowhere():
     """The core died, came back, and did the step without the cell that was still computing."""
 
-    async def body():
-        made = controller()
-        await made.open_step(cmd.OpenStep(1, 0))
-        computing = asyncio.create_task(made.compute(cmd.Compute(2, 1, 0, "m0")))
-        await asyncio.sleep(0)
-        await made.open_step(cmd.OpenStep(3, 0))
-        made.steps.answer.set()
-        await computing
-        assert made._trained_micro_steps(0) == []
-        made.steps.answer.clear()
-        await made.open_step(cmd.OpenStep(4, 0))
-        computing = asyncio.create_task(made.compute(cmd.Compute(5, 1, 0, "m0")))
-        await asyncio.sleep(0)
-        del made.steps.micro_steps["m0"], made._computed[0]
-        made.steps.answer.set()
-        await computing
-
-    asyncio.run(body())
+    made = controller()
+    await made.open_step(cmd.OpenStep(1, 0))
+    computing = asyncio.create_task(made.compute(cmd.Compute(2, 1, 0, "m0")))
+    await asyncio.sleep(0)
+    await made.open_step(cmd.OpenStep(3, 0))
+    made.steps.answer.set()
+    await computing
+    assert made._trained_micro_steps(0) == []
+    made.steps.answer.clear()
+    await made.open_step(cmd.OpenStep(4, 0))
+    computing = asyncio.create_task(made.compute(cmd.Compute(5, 1, 0, "m0")))
+    await asyncio.sleep(0)
+    del made.steps.micro_steps["m0"], made._computed[0]
+    made.steps.answer.set()
+    await computing
 
 
 def starts_of(made: runtime.Controller) -> list[tuple[str, int]]:
@@ -184,7 +175,7 @@ def starts_of(made: runtime.Controller) -> list[tuple[str, int]]:
     return [(one.execution, one.attempt) for commands in decided for one in commands if isinstance(one, cmd.Start)]
 
 
-def test_executions_whose_harness_was_lost_are_dispatched_again_and_not_journalled():
+async def test_executions_whose_harness_was_lost_are_dispatched_again_and_not_journalled():
     async def body():
         made = controller()
         made.executions.num_lost = 1
@@ -197,12 +188,12 @@ def test_executions_whose_harness_was_lost_are_dispatched_again_and_not_journall
         await asyncio.gather(running, return_exceptions=True)
         return made
 
-    made = asyncio.run(body())
+    made = await body()
     assert sorted(starts_of(made)) == [(execution, attempt) for execution in ("e000000-0", "e000000-1") for attempt in (0, 1)]
     assert made.done == {} and not [record for record in made.driver.journal if isinstance(record, ExecutionDone)]
 
 
-def test_what_is_lost_again_and_again_ends_the_run_and_harnesses_lost_together_count_once():
+async def test_what_is_lost_again_and_again_ends_the_run_and_harnesses_lost_together_count_once():
     async def body():
         made = controller()
         made.executions.num_lost = MAX_LOSSES
@@ -211,4 +202,4 @@ def test_what_is_lost_again_and_again_ends_the_run_and_harnesses_lost_together_c
             await made.run()
         return max(attempt for _, attempt in starts_of(made))
 
-    assert asyncio.run(body()) == MAX_LOSSES - 1
+    assert await body() == MAX_LOSSES - 1

@@ -47,26 +47,26 @@ ANSWERS = {
 }
 
 
-def run(path):
+async def run(path):
     with Journal.open(path, ControllerRecord) as journal:
         drivers = []
         handlers = answering(lambda: drivers[0], ANSWERS)
         drivers.append(Driver(Scheduler(CONFIG), journal, RunClock(), handlers))
         drivers[0].post(ev.RunStarted)
-        asyncio.run(asyncio.wait_for(drivers[0].run(), 30))
+        await drivers[0].run()
     return [record for _, record in read(path, ControllerRecord)]
 
 
-def test_a_run_ends_and_its_journal_holds_every_event_before_its_commands(tmp_path):
-    records = run(tmp_path / "controller.log")
+async def test_a_run_ends_and_its_journal_holds_every_event_before_its_commands(tmp_path):
+    records = await run(tmp_path / "controller.log")
     assert isinstance(records[0], ev.RunStarted)
     assert isinstance(records[1], Decided)
     assert isinstance(records[-1], Decided) and isinstance(records[-1].commands[-1], cmd.FinishRun)
     assert all(isinstance(before, ev.Event) for before, after in itertools.pairwise(records) if isinstance(after, Decided))
 
 
-def test_recovery_replays_to_the_same_scheduler(tmp_path):
-    run(tmp_path / "controller.log")
+async def test_recovery_replays_to_the_same_scheduler(tmp_path):
+    await run(tmp_path / "controller.log")
     recovered = recover(tmp_path / "controller.log", CONFIG)
     assert recovered.scheduler.state.is_finished
     assert recovered.scheduler.state.steps_done == 1
@@ -74,8 +74,8 @@ def test_recovery_replays_to_the_same_scheduler(tmp_path):
     assert recovered.taken == {0: 0}
 
 
-def test_recovery_refuses_a_journal_of_other_decisions(tmp_path):
-    run(tmp_path / "controller.log")
+async def test_recovery_refuses_a_journal_of_other_decisions(tmp_path):
+    await run(tmp_path / "controller.log")
     other = SchedulerConfig(num_cells=3, slots_per_cell=2, steps=1, groups_per_step=1, executions_per_group=2, steps_per_burst=1)
     with pytest.raises(JournalCorrupt, match="decides differently"):
         recover(tmp_path / "controller.log", other)
@@ -103,7 +103,7 @@ def counts():
     return CallCounts()
 
 
-def test_the_first_failing_command_ends_the_run_with_its_error(tmp_path):
+async def test_the_first_failing_command_ends_the_run_with_its_error(tmp_path):
     async def fail():
         raise JournalCorrupt("x", offset=0, reason="broken on purpose")
 
@@ -112,5 +112,5 @@ def test_the_first_failing_command_ends_the_run_with_its_error(tmp_path):
         driver = Driver(Scheduler(CONFIG), journal, RunClock(), handlers)
         driver.post(ev.RunStarted)
         with pytest.raises(ExceptionGroup) as raised:
-            asyncio.run(asyncio.wait_for(driver.run(), 30))
+            await asyncio.wait_for(driver.run(), 30)
     assert raised.group_contains(JournalCorrupt, match="broken on purpose")

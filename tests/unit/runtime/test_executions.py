@@ -66,7 +66,7 @@ def test_token_staleness_counts_trained_tokens_only():
     assert token_staleness([MicroStep("m", 5, (execution,), 4)], step=5) == 1.0
 
 
-def test_no_more_harnesses_than_the_limit_run_at_once(outcome):
+async def test_no_more_harnesses_than_the_limit_run_at_once(outcome):
     """The others wait their turn; none is refused."""
     running, most = 0, 0
 
@@ -98,12 +98,12 @@ def test_no_more_harnesses_than_the_limit_run_at_once(outcome):
     async def run_all():
         return await asyncio.gather(*(executions.run(plan, execution, 0, lambda: 0.0) for execution in members_of(plan)))
 
-    done = asyncio.run(run_all())
+    done = await run_all()
     assert most == 2
     assert [one.execution for one in done] == members_of(plan)
 
 
-def test_of_two_routes_under_way_the_last_one_counts():
+async def test_of_two_routes_under_way_the_last_one_counts():
     """The first order is sent again and again while the gateway restarts; the second must not overtake it."""
     routed = []
     is_back = asyncio.Event()
@@ -142,12 +142,12 @@ def test_of_two_routes_under_way_the_last_one_counts():
         await executions.run(plan, execution, 0, lambda: 0.0)
         await executions.route(execution, "cell-1")
 
-    asyncio.run(body())
+    await body()
     assert routed == ["cell-0", "cell-1", "cell-2"]
     assert executions.routes == {}
 
 
-def test_route_that_changes_while_an_execution_is_opened_is_told_afterwards(outcome):
+async def test_route_that_changes_while_an_execution_is_opened_is_told_afterwards(outcome):
     """It is opened with its route, in one order; only another route needs a second one."""
     routed = []
 
@@ -178,11 +178,11 @@ def test_route_that_changes_while_an_execution_is_opened_is_told_afterwards(outc
             executions.routes[execution] = "cell-0"
             await executions.run(plan, execution, 0, lambda: 0.0)
 
-    asyncio.run(body())
+    await body()
     assert routed == [{moved: "cell-1"}]
 
 
-def test_nothing_is_kept_of_an_execution_that_is_to_be_dispatched_again():
+async def test_nothing_is_kept_of_an_execution_that_is_to_be_dispatched_again():
     """Not its outcome, its route nor its tree: the gateway throws its calls away when the next attempt is opened."""
 
     class Gateway:
@@ -206,5 +206,5 @@ def test_nothing_is_kept_of_an_execution_that_is_to_be_dispatched_again():
     plan = GroupPlan(0, "train", 0, "t", 1.0, 1)
     (execution,) = members_of(plan)
     executions.routes[execution] = "cell-0"
-    assert asyncio.run(executions.run(plan, execution, 0, lambda: 0.0)) is lost
+    assert await executions.run(plan, execution, 0, lambda: 0.0) is lost
     assert (executions.routes, executions.outcomes, executions._trees) == ({}, {}, {})

@@ -46,15 +46,12 @@ class Unwell:
         (ValueError("its engine failed"), 1),
     ],
 )
-def test_a_cell_that_lives_and_is_not_well_is_lost_with_its_own_words(error, asked, caplog):
-    async def body():
-        fleet = Fleet(None, None, RuntimeConfig(heartbeat_s=1e-6), None, num_cells=2)
-        lost: list[int] = []
-        fleet.on_lost = lost.append
-        live = LiveCell(SimpleNamespace(incarnation=0), Life(), Unwell(error))
-        fleet.cells[1] = live
-        await fleet._watch(1, live)
-        assert lost == [1] and live.process.is_killed and live.client.asked == asked
-        assert "its engine failed" in caplog.records[-1].reason
-
-    asyncio.run(body())
+async def test_a_cell_that_lives_and_is_not_well_is_lost_with_its_own_words(error, asked, caplog):
+    fleet = Fleet(None, None, RuntimeConfig(heartbeat_s=1e-6), None, num_cells=2)
+    lost: list[int] = []
+    fleet.on_lost = lost.append
+    live = LiveCell(SimpleNamespace(incarnation=0), Life(), Unwell(error))
+    fleet.cells[1] = live
+    await fleet._watch(1, live)
+    assert lost == [1] and live.process.is_killed and live.client.asked == asked
+    assert "its engine failed" in caplog.records[-1].reason

@@ -39,48 +39,42 @@ class FakeProcess(GatewayProcess):
             await self.serves.wait_for(lambda: self.lives >= number)
 
 
-def test_a_gateway_that_dies_while_it_is_told_its_servers_again_is_started_once_more():
+async def test_a_gateway_that_dies_while_it_is_told_its_servers_again_is_started_once_more():
     """Orders to a gateway that is away are sent again until it is back: they must not keep it from coming back."""
 
-    async def body():
-        process = FakeProcess()
-        told: list[int] = []
+    process = FakeProcess()
+    told: list[int] = []
 
-        async def tell() -> None:
-            process.dies.set()
-            await process.wait_life(3)
-            told.append(process.lives)
-
-        async def tell_again() -> None:
-            told.append(process.lives)
-
-        async def on_restarted() -> None:
-            await (tell() if process.lives == 2 else tell_again())
-
-        process.on_restarted = on_restarted
-        await process.start()
+    async def tell() -> None:
         process.dies.set()
         await process.wait_life(3)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert told == [3, 3]
-        process._watch.cancel()
+        told.append(process.lives)
 
-    asyncio.run(body())
+    async def tell_again() -> None:
+        told.append(process.lives)
+
+    async def on_restarted() -> None:
+        await (tell() if process.lives == 2 else tell_again())
+
+    process.on_restarted = on_restarted
+    await process.start()
+    process.dies.set()
+    await process.wait_life(3)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert told == [3, 3]
+    process._watch.cancel()
 
 
-def test_a_gateway_that_never_stays_ends_the_run_with_the_reason():
-    async def body():
-        process = FakeProcess()
+async def test_a_gateway_that_never_stays_ends_the_run_with_the_reason():
+    process = FakeProcess()
 
-        async def on_restarted() -> None:
-            process.dies.set()
-
-        process.on_restarted = on_restarted
-        await process.start()
+    async def on_restarted() -> None:
         process.dies.set()
-        with pytest.RaisesGroup(ProcessGaveUp):
-            await process.wait_failed()
-        assert process.lives == MAX_LOSSES
 
-    asyncio.run(body())
+    process.on_restarted = on_restarted
+    await process.start()
+    process.dies.set()
+    with pytest.RaisesGroup(ProcessGaveUp):
+        await process.wait_failed()
+    assert process.lives == MAX_LOSSES

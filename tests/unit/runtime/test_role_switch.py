@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -56,21 +55,17 @@ class Trainer:
         self.offload, self.restore = station.offload_trainer, station.restore_trainer
 
 
-def switch(station: Station, *operations: api.Operation) -> dict[str, float]:
+async def switch(station: Station, *operations: api.Operation) -> dict[str, float]:
     """Phases of all operations on a cell made of `station`, which starts well."""
-
-    async def main() -> dict[str, float]:
-        errors, station.errors = station.errors, {}
-        cell = CellProcess(SPEC, lambda *_: CellParts(Engine(station), Trainer(station)))
-        station.errors, phases_s = errors, {}
-        try:
-            for operation in operations:
-                phases_s |= (await cell.handle(api.CellRequest(0, operation))).phases_s
-        finally:
-            await cell.close()
-        return phases_s
-
-    return asyncio.run(main())
+    errors, station.errors = station.errors, {}
+    cell = CellProcess(SPEC, lambda *_: CellParts(Engine(station), Trainer(station)))
+    station.errors, phases_s = errors, {}
+    try:
+        for operation in operations:
+            phases_s |= (await cell.handle(api.CellRequest(0, operation))).phases_s
+    finally:
+        await cell.close()
+    return phases_s
 
 
 SPEC = CellSpec(
@@ -88,19 +83,19 @@ SPEC = CellSpec(
 )
 
 
-def test_every_phase_is_timed_in_the_order_of_the_switch():
-    phases_s = switch(Station(), THERE, BACK)
+async def test_every_phase_is_timed_in_the_order_of_the_switch():
+    phases_s = await switch(Station(), THERE, BACK)
     assert list(phases_s) == ["offload_engine", "restore_trainer", "offload_trainer", "restore_engine"]
     assert all(seconds >= 0 for seconds in phases_s.values())
 
 
 @pytest.mark.parametrize("phase", ["offload_engine", "restore_trainer", "offload_trainer", "restore_engine"])
 @pytest.mark.parametrize("error", [EngineError("a call runs"), TrainerError("no memory")])
-def test_a_phase_that_fails_ends_this_life_and_is_named(phase: str, error: Exception):
+async def test_a_phase_that_fails_ends_this_life_and_is_named(phase: str, error: Exception):
     with pytest.raises(CellFailed, match=f"phase {phase} .* failed: {error}"):
-        switch(Station(**{phase: error}), THERE, BACK)
+        await switch(Station(**{phase: error}), THERE, BACK)
 
 
-def test_a_snapshot_that_is_gone_asks_for_another_one():
+async def test_a_snapshot_that_is_gone_asks_for_another_one():
     with pytest.raises(StaleRead):
-        switch(Station(restore_engine=StaleRead("was released")), THERE, BACK)
+        await switch(Station(restore_engine=StaleRead("was released")), THERE, BACK)
