@@ -33,13 +33,14 @@ class Chat:
 
     def complete(self, messages: list[Message], tools: list[dict[str, Any]]) -> Reply:
         """Raises openai.APIError when the client's own retries are used up."""
-        request = {"model": self.model, "messages": messages, "tools": tools}
+        request: dict[str, Any] = {"model": self.model, "messages": messages, "tools": tools}
         if self.streamed:
             with self.client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}) as chunks:
                 return _joined(chunks)
         completion = self.client.chat.completions.create(**request)
         message = completion.choices[0].message
-        calls = (ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ())
+        asked = [call for call in message.tool_calls or () if call.type != "custom"]  # none such is offered
+        calls = (ToolCall(call.id, call.function.name, call.function.arguments) for call in asked)
         return Reply(message.content or "", tuple(calls), completion.usage.total_tokens if completion.usage else 0)
 
 

@@ -68,5 +68,5 @@ def client_errors() -> tuple[type[Exception], ...]:
 
 def _task(options: argparse.Namespace) -> str:
     if options.task_file:
-        return options.task_file.read_text(encoding="utf-8").strip()
-    return sys.stdin.read().strip() if options.task == "-" else options.task
+        return str(options.task_file.read_text(encoding="utf-8")).strip()
+    return sys.stdin.read().strip() if options.task == "-" else str(options.task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,9 @@ class Folder:
     max_output_chars: int
 
     def call(self, name: str, arguments: dict[str, Any]) -> str:
-        tool = {"write_file": self._write, "read_file": self._read, "run": self._run}[name]
+        tools: dict[str, Callable[..., str]] = {"write_file": self._write, "read_file": self._read, "run": self._run}
         try:
-            return self._cut(tool(**{key: str(value) for key, value in arguments.items()}))
+            return self._cut(tools[name](**{key: str(value) for key, value in arguments.items()}))
         except TypeError:
             return f"error: wrong arguments for {name}: {', '.join(arguments) or 'none'}"
         except (OSError, UnicodeError, ValueError) as error:

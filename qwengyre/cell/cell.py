@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -101,7 +101,7 @@ class CellProcess:
         """In which the members of the next steps find each other, if this cell is the first of them."""
         self.published: list[Exposure] = []
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
-        self._operations: dict[type, Callable] = {
+        self._operations: dict[type, Callable[[Any], Awaitable[msgspec.Struct]]] = {
             api.OfferStore: self.offer_store,
             api.ConnectMembers: self.connect_members,
             api.EnterTraining: self.enter_training,

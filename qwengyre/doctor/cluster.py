@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -19,12 +19,17 @@ from qwengyre.doctor import machine, transfers
 from qwengyre.doctor.finding import Finding, examine
 from qwengyre.doctor.installed import installed_version
 from qwengyre.launchers.on_ray import join_cluster
-from qwengyre.transfer.api import Exposure
+from qwengyre.transfer.api import Carrier, Exposure
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
 
 DEADLINE_S: Final = 120.0
 MAX_SKEW_S: Final = 0.5
 NUM_ASKS: Final = 5
 COMPARED: Final = ("torch", "transformers", "tokenizers", "renderers", "safetensors", "msgspec", "numpy", "ray")
+Asked = TypeVar("Asked")
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -35,6 +40,9 @@ class Facts(msgspec.Struct, frozen=True):
     packages: dict[str, str]
     sees_shared: bool
 
+    def versions(self) -> dict[str, str]:
+        return {"python": self.python, "qwengyre": self.qwengyre, **self.packages}
+
 
 class NodeProbe:
     """One per node, as a Ray actor."""
@@ -43,7 +51,8 @@ class NodeProbe:
         import ray
 
         self._host = ray.util.get_node_ip_address()
-        self._carrier: object | None = None
+        self._carrier: Carrier | None = None
+        """Kept open while others read."""
 
     def findings(self) -> bytes:
         """Of this node alone. Network between processes is measured between nodes instead."""
@@ -96,7 +105,7 @@ def examine_cluster(address: str, shared: Path) -> list[Finding]:
         ray.shutdown()
 
 
-def _place(nodes: Sequence[dict]) -> tuple[list[tuple[str, object]], list[Finding]]:
+def _place(nodes: Sequence[dict[str, Any]]) -> tuple[list[tuple[str, ActorHandle]], list[Finding]]:
     """A probe on every node that starts one; findings for the others."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -115,13 +124,13 @@ def _place(nodes: Sequence[dict]) -> tuple[list[tuple[str, object]], list[Findin
     return probes, silent
 
 
-def _ask(answer: object, kind: type) -> object:
+def _ask(answer: ObjectRef, kind: type[Asked]) -> Asked:
     import ray
 
     return msgspec.json.decode(ray.get(answer, timeout=DEADLINE_S), type=kind)
 
 
-def _agreement(probes: Sequence[tuple[str, object]], shared: Path) -> list[Finding]:
+def _agreement(probes: Sequence[tuple[str, ActorHandle]], shared: Path) -> list[Finding]:
     """Versions, and the folder that must be shared."""
     mark = shared / f".qwengyre-doctor-{time.time_ns()}"
     mark.write_text(mark.name)
@@ -130,10 +139,8 @@ def _agreement(probes: Sequence[tuple[str, object]], shared: Path) -> list[Findi
     finally:
         mark.unlink()
     findings = []
-    of_all = [("python", lambda f: f.python), ("qwengyre", lambda f: f.qwengyre)]
-    of_all += [(name, lambda f, name=name: f.packages[name]) for name in COMPARED]
-    for name, of in of_all:
-        found = {node: of(fact) for node, fact in facts.items()}
+    for name in ("python", "qwengyre", *COMPARED):
+        found = {node: fact.versions()[name] for node, fact in facts.items()}
         findings.append(_agreed(f"{name} on all nodes", found))
     blind = [node for node, fact in facts.items() if not fact.sees_shared]
     todo = (
@@ -162,7 +169,7 @@ def _agreed(what: str, found: dict[str, str]) -> Finding:
     )
 
 
-def _clocks(probes: Sequence[tuple[str, object]]) -> list[Finding]:
+def _clocks(probes: Sequence[tuple[str, ActorHandle]]) -> list[Finding]:
     """Offset of each node's clock from this machine's, by the quickest of a few questions."""
     import ray
 
@@ -182,7 +189,7 @@ def _clocks(probes: Sequence[tuple[str, object]]) -> list[Finding]:
     return findings
 
 
-def _rates(probes: Sequence[tuple[str, object]]) -> list[Finding]:
+def _rates(probes: Sequence[tuple[str, ActorHandle]]) -> list[Finding]:
     """Each node reads from the one before it, one pair at a time; with it, that the second can connect to the first."""
     import ray
 

@@ -38,6 +38,8 @@ def is_installed(module: str) -> bool:
 def _version(package: str) -> str | None:
     """None for a package that is not there, or whose metadata names no version: an installation that was cut off."""
     try:
-        return importlib.metadata.metadata(package).get("Version")
+        metadata = importlib.metadata.metadata(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+    versions: list[str] = metadata.get_all("Version") or []
+    return next(iter(versions), None)

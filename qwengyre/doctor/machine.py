@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from qwengyre.core.errors import SandboxError
-from qwengyre.doctor.finding import Examination, Finding
+from qwengyre.doctor.finding import Examination, Finding, Verdict
 from qwengyre.doctor.installed import installed_version
 
 NEEDED: Final = ("torch", "transformers", "tokenizers", "renderers", "safetensors", "msgspec", "starlette", "uvicorn", "httpx")
@@ -132,7 +132,7 @@ def ports() -> list[Finding]:
                 findings.append(Finding(what, "ok", f"{host} listens and answers"))
         except OSError as error:
             todo = "let processes of this machine listen on ports above 1024 and connect to each other (firewall, container)"
-            verdict = "missing" if host == "127.0.0.1" else "note"
+            verdict: Verdict = "missing" if host == "127.0.0.1" else "note"
             findings.append(Finding(what, verdict, f"{host} cannot be listened on or reached: {error}", todo))
     low, high = (int(word) for word in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     enough = high - low >= 10_000
@@ -148,7 +148,7 @@ def own_host() -> str:
             probe.connect(("192.0.2.1", 9))
         except OSError:
             return "127.0.0.1"
-        return probe.getsockname()[0]
+        return str(probe.getsockname()[0])
 
 
 def clock() -> list[Finding]:

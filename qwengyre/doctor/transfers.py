@@ -17,9 +17,9 @@ import numpy as np
 from qwengyre.core.errors import ConfigError, TransferError
 from qwengyre.doctor.finding import Examination, Finding
 from qwengyre.doctor.installed import is_installed
-from qwengyre.transfer.api import Exposure
+from qwengyre.transfer.api import Carrier, Exposure
 from qwengyre.transfer.carriers import open_carrier
-from qwengyre.transfer.config import TransferConfig
+from qwengyre.transfer.config import CarrierKind, TransferConfig
 
 NUM_BYTES: Final = 64 << 20
 NUM_READS: Final = 3
@@ -78,7 +78,7 @@ class Rate(msgspec.Struct, frozen=True):
     """Bytes that arrived other than they were."""
 
 
-def expose(carrier: str, host: str) -> tuple[object, Exposure]:
+def expose(carrier: CarrierKind, host: str) -> tuple[Carrier, Exposure]:
     """A carrier that must be kept, and what it shows: bytes that count up."""
     made = open_carrier(TransferConfig(carrier=carrier, deadline_s=DEADLINE_S), prefix=f"qg-doctor-{os.getpid()}", host=host)
     return made, made.expose({"bytes": _pattern()}, version=1, epoch=0)
@@ -87,7 +87,9 @@ def expose(carrier: str, host: str) -> tuple[object, Exposure]:
 def measure(exposure: Exposure, host: str) -> Rate:
     """Read an exposure of another process. Raises TransferError."""
     carrier = open_carrier(
-        TransferConfig(carrier=exposure.carrier, deadline_s=DEADLINE_S), prefix=f"qg-doctor-{os.getpid()}", host=host
+        TransferConfig(carrier=msgspec.convert(exposure.carrier, CarrierKind), deadline_s=DEADLINE_S),
+        prefix=f"qg-doctor-{os.getpid()}",
+        host=host,
     )
     into = {"bytes": np.zeros(NUM_BYTES, np.uint8)}
     seconds = []
@@ -115,6 +117,7 @@ def _between_processes(carrier: str) -> Finding:
     with subprocess.Popen(
         [sys.executable, "-m", "qwengyre.doctor.transfers", carrier], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as owner:
+        assert owner.stdin is not None and owner.stdout is not None
         try:
             exposure = msgspec.json.decode(owner.stdout.readline(), type=Exposure)
             return rated(what, measure(exposure, "127.0.0.1"))
@@ -145,7 +148,7 @@ EXAMINATIONS: Final[tuple[Examination, ...]] = (hcas, bandwidth)
 
 def _main() -> None:
     """Expose until stdin closes."""
-    carrier, exposure = expose(sys.argv[1], "127.0.0.1")
+    carrier, exposure = expose(msgspec.convert(sys.argv[1], CarrierKind), "127.0.0.1")
     sys.stdout.buffer.write(msgspec.json.encode(exposure) + b"\n")
     sys.stdout.flush()
     sys.stdin.read()

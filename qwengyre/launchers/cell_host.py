@@ -10,7 +10,7 @@ import msgspec
 
 from qwengyre.cell.cell import CellAddress, CellSpec
 from qwengyre.core.errors import ProcessFailed
-from qwengyre.launchers.local import LocalLauncher
+from qwengyre.launchers.local import LocalLauncher, LocalLife
 from qwengyre.rpc.processes import POLL_S, Supervised
 from qwengyre.rpc.refusal import Refused, describe
 
@@ -40,7 +40,7 @@ class CellHost:
         self._logs = Path(logs)
         self._node = ray.get_runtime_context().get_node_id()
         self._launcher = LocalLauncher(Path(self._private.name), self._logs, start_timeout_s, ray.util.get_node_ip_address())
-        self._life = None
+        self._life: LocalLife | None = None
         self._ranks: list[Supervised] = []
 
     async def launch(self, name: str, spec: bytes) -> bytes:

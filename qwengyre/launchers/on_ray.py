@@ -12,9 +12,10 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,6 +35,7 @@ END_DEADLINE_S = 20.0
 CONNECT_S = 5.0
 NUM_WAITERS = 64
 """Ray's own calls block: each waits in a thread."""
+Result = TypeVar("Result")
 
 
 class Up(NamedTuple):
@@ -58,7 +60,7 @@ class RayLife:
         await asyncio.wait(self._ended, return_when=asyncio.FIRST_COMPLETED)
         ended, node = next((ended, node) for ended, node in zip(self._ended, self.nodes, strict=True) if ended.done())
         try:
-            return ended.result()
+            return str(ended.result())
         except RayActorError as error:
             return f"Ray lost it on node {node[:8]}: {str(error).strip().splitlines()[0]}"
 
@@ -202,7 +204,7 @@ class RayLauncher:
 
         self._threads.submit(end)
 
-    async def _in_thread(self, job):
+    async def _in_thread(self, job: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, job)
 
     async def close(self) -> None:

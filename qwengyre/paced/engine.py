@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from qwengyre.core.arrays import TOKEN, common_prefix
 from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused
-from qwengyre.engines.api import Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
+from qwengyre.engines.api import Capacity, EngineStats, FinishReason, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.config import EngineConfig
 from qwengyre.paced.plan import PacedPlan
 from qwengyre.transfer.api import Carrier, Exposure
@@ -27,14 +27,20 @@ NUM_CHUNKS: Final = 4
 """Parts in which an answer is streamed: enough to be moved in mid-generation, few enough to cost little."""
 LOGPROB: Final = -1.0
 FINGERPRINT: Final = "paced"
+END: Final = "<|im_end|>"
 
 
 class PacedEngine:
     """Implements `engines.api.CellEngine`. Safe on one event loop."""
 
     def __init__(self, plan: PacedPlan, tokenizer: Tokenizer, carrier: Carrier, config: EngineConfig):
+        """Raises EngineError for a tokenizer without the token that ends a reply."""
         self._plan, self._tokenizer, self._carrier, self._config = plan, tokenizer, carrier, config
-        self._end_id = tokenizer.token_to_id("<|im_end|>")
+        if (end_id := tokenizer.token_to_id(END)) is None:
+            raise EngineError(
+                f"a paced run ends its replies with {END}, which the tokenizer of this policy lacks: take a Qwen policy"
+            )
+        self._end_id = end_id
         self._version = 0
         self._is_offloaded = self._is_closed = False
         self._aborts: dict[str, asyncio.Event] = {}
@@ -68,7 +74,9 @@ class PacedEngine:
                 raise EngineUnavailable("this engine is closed")
             if aborted.is_set():
                 due = min(due, max(sent, first + int((time.monotonic() - began) / token_s)))
-            reason = "abort" if aborted.is_set() else "stop" if due == len(answer) else "length" if due == stop else None
+            reason: FinishReason | None = (
+                "abort" if aborted.is_set() else "stop" if due == len(answer) else "length" if due == stop else None
+            )
             tokens = tuple(answer[sent:due])
             self._count(tokens_generated=len(tokens))
             yield TokenChunk(
@@ -109,6 +117,7 @@ class PacedEngine:
         if handle.fingerprint != FINGERPRINT or handle.version != self._version:
             raise KVRefused(f"KV of {handle.fingerprint} version {handle.version}, this engine has version {self._version}")
         tokens_T = self._carrier.read(handle.exposure)["token_ids"]
+        assert isinstance(tokens_T, np.ndarray), "exported in one piece"
         self._imported.append(tokens_T)
         self._count(tokens_imported=len(tokens_T))
         return len(tokens_T)

@@ -21,6 +21,7 @@ from qwengyre.rpc.server import decoder
 SKIP_BYTES: Final = 1 << 20
 NUMBER: Final = 1
 """Of every request and reply: one at a time needs no numbers."""
+Request = TypeVar("Request", bound=msgspec.Struct)
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 BlockingHandlers = Mapping[type[msgspec.Struct], Callable[[Any], msgspec.Struct]]
 
@@ -72,6 +73,7 @@ class Channel:
         reply = self._decode(self._next(), (expected, Refused))
         if isinstance(reply, Refused):
             raise rebuild(reply)
+        assert isinstance(reply, expected)
         return reply
 
     def serve(self, handlers: BlockingHandlers) -> None:
@@ -80,9 +82,11 @@ class Channel:
             with contextlib.suppress(QwenGyreError):
                 self._answer(frame, handlers)
 
-    def answer_one(self, handlers: BlockingHandlers) -> msgspec.Struct:
+    def answer_one(self, expected: type[Request], handler: Callable[[Request], msgspec.Struct]) -> Request:
         """Answer one request and return it. Raises what it was refused with, and OSError."""
-        return self._answer(self._next(), handlers)
+        request = self._answer(self._next(), {expected: handler})
+        assert isinstance(request, expected)
+        return request
 
     def _answer(self, frame: Frame | Oversized, handlers: BlockingHandlers) -> msgspec.Struct:
         try:
@@ -116,7 +120,7 @@ class Channel:
         body = self._read(num_bytes)
         return None if body is None else Frame(number, bytes(body))
 
-    def _decode(self, frame: Frame | Oversized, kinds: tuple[type, ...]) -> Any:
+    def _decode(self, frame: Frame | Oversized, kinds: tuple[type[msgspec.Struct], ...]) -> msgspec.Struct:
         """Raises MessageTooLarge, having read past the frame; WireError for what is none of `kinds`."""
         if isinstance(frame, Oversized):
             for done in range(0, frame.num_bytes, SKIP_BYTES):

@@ -66,6 +66,7 @@ class Client:
             raise WireError(f"{self.address}: the reply to {name} is not a {expected.__name__}: {error}") from error
         if isinstance(reply, Refused):
             raise rebuild(reply, said_by)
+        assert isinstance(reply, expected)
         return reply
 
     async def connect(self, timeout_s: float) -> None:
@@ -155,7 +156,8 @@ class _Link:
     async def ask(self, request: msgspec.Struct, number: int) -> Frame | Oversized:
         if self._lost is not None:
             raise self._lost
-        reply = self._waiting[number] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[Frame | Oversized] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = reply
         try:
             self.connection.send(request, number)
             return await reply
@@ -175,7 +177,8 @@ class _Link:
 
     def on_lost(self, reason: str) -> None:
         self._lost = Unreachable(self._client.address, reason)
-        for reply in (self.welcome, *self._waiting.values()):
+        waiting: list[asyncio.Future[None] | asyncio.Future[Frame | Oversized]] = [self.welcome, *self._waiting.values()]
+        for reply in waiting:
             if not reply.done():
                 reply.set_exception(self._lost)
         self._client.lost(self, reason)

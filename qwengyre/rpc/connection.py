@@ -60,20 +60,21 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for frame in self._cutter.feed(data):
-                if self.is_welcome:
+                if self._hello is None or self._hello.is_over:
                     self._owner.on_frame(frame)
                 else:
-                    self._hear_hello(frame)
+                    self._hear_hello(self._hello, frame)
         except WireError as error:
             self.close(str(error))
 
-    def _hear_hello(self, frame: Frame | Oversized) -> None:
+    def _hear_hello(self, hello: ServerHello | ClientHello, frame: Frame | Oversized) -> None:
         if isinstance(frame, Oversized):
             raise WireError("the peer did not begin with a hello")
-        if (said := self._hello.hear(frame.body)) is not None:
+        if (said := hello.hear(frame.body)) is not None:
             self.send(said)
-        if self._hello.is_over:
-            self._deadline.cancel()
+        if hello.is_over:
+            if self._deadline is not None:
+                self._deadline.cancel()
             self._cutter.max_bytes = MAX_MESSAGE_BYTES
             self._owner.on_welcome()
 

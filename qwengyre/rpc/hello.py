@@ -12,7 +12,7 @@ encrypted nor signed: somebody on the path between two machines can read and cha
 from __future__ import annotations
 
 import hmac
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -34,6 +34,9 @@ class Proof(msgspec.Struct, frozen=True, tag=True):
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     mac: bytes
+
+
+Said = TypeVar("Said", Challenge, Proof, Welcome)
 
 
 class ServerHello:
@@ -85,7 +88,7 @@ def mac(secret: bytes, side: Literal["client", "server"], server_nonce: bytes, c
     return hmac.digest(secret, b"qwengyre hello " + side.encode() + server_nonce + client_nonce, "sha256")
 
 
-def _decode(body: bytes, expected: type[Challenge | Proof | Welcome]) -> Challenge | Proof | Welcome:
+def _decode(body: bytes, expected: type[Said]) -> Said:
     try:
         return msgspec.msgpack.decode(body, type=expected)
     except msgspec.DecodeError as error:

@@ -161,5 +161,5 @@ class Peer:
 
 
 @functools.cache
-def decoder(kinds: tuple[type, ...]) -> msgspec.msgpack.Decoder:
+def decoder(kinds: tuple[type[msgspec.Struct], ...]) -> msgspec.msgpack.Decoder[msgspec.Struct]:
     return msgspec.msgpack.Decoder(functools.reduce(operator.or_, kinds))

@@ -15,7 +15,7 @@ import msgspec
 
 from qwengyre.core.errors import Unreachable, WireError
 from qwengyre.rpc.address import TcpAddress, parse_address
-from qwengyre.rpc.channel import Channel
+from qwengyre.rpc.channel import Channel, Reply
 from qwengyre.rpc.doorway import Doorway
 from qwengyre.rpc.server import Done
 
@@ -139,7 +139,7 @@ class StoreClient:
     def close(self) -> None:
         self._channel.close()
 
-    def _call(self, request: msgspec.Struct, expected: type, wait_s: float) -> msgspec.Struct:
+    def _call(self, request: msgspec.Struct, expected: type[Reply], wait_s: float) -> Reply:
         with self._lock:
             began = time.monotonic()
             self._channel.set_deadline(wait_s + SLACK_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Demonstration(msgspec.Struct, frozen=True):
 class Recorder:
     """Stands between an agent and its model; `contexts` are the longest message lists, each with its last reply."""
 
-    complete: Any
+    complete: Callable[[list[Message], list[dict[str, Any]]], Reply]
     contexts: list[Demonstration] = field(default_factory=list)
 
     def __call__(self, messages: list[Message], tools: list[dict[str, Any]]) -> Reply:
@@ -67,7 +67,7 @@ class ScratchWorkspace:
         return self.after_change()
 
     def after_change(self) -> str:
-        return self._check["report"](str(self.root))
+        return str(self._check["report"](str(self.root)))
 
 
 def demonstrate(config: WarmupConfig, seed: int) -> Iterator[list[Demonstration]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from renderers import Qwen3RendererConfig
+from renderers import Message as RenderedMessage
+from renderers import Qwen3RendererConfig, ToolSpec
 from renderers.qwen3 import Qwen3Renderer
 from transformers import PreTrainedTokenizerFast
 
@@ -29,7 +30,7 @@ class RowBuilder:
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
         self.tokenizer = _Remembering(tokenizer)
         self.renderer = Qwen3Renderer(self.tokenizer, Qwen3RendererConfig(enable_thinking=False))
-        self._end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+        self._end = tokenizer.get_vocab()["<|im_end|>"]
 
     @property
     def texts(self) -> Counter[str]:
@@ -38,12 +39,12 @@ class RowBuilder:
 
     def build(self, demonstration: Demonstration) -> Row:
         """One row; the context must end with an assistant message."""
-        messages, tools = demonstration.messages, demonstration.tools
+        messages, tools = cast(list[RenderedMessage], demonstration.messages), cast(list[ToolSpec], demonstration.tools)
         turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         ids = self.renderer.render_ids(messages[: turns[0]], tools=tools, add_generation_prompt=True)
         learned = [False] * len(ids)
         for turn, following in zip(turns, [*turns[1:], None], strict=True):
-            said = self._said(messages[turn])
+            said = self._said(demonstration.messages[turn])
             learned += [True] * len(said)
             if following is None:
                 ids = ids + said
@@ -54,7 +55,7 @@ class RowBuilder:
             learned += [False] * (len(ids) - len(learned))
         return Row(np.array(ids, np.int32), np.array(learned, bool))
 
-    def _said(self, message: dict) -> list[int]:
+    def _said(self, message: dict[str, Any]) -> list[int]:
         text = message["content"]
         for call in message.get("tool_calls", ()):
             function = call["function"]
@@ -67,7 +68,8 @@ class _Remembering:
     """A tokenizer that encodes each text once: demonstrations repeat themselves, and a call costs 0.1 ms."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast):
-        self._tokenizer, self.texts = tokenizer, Counter()
+        self._tokenizer = tokenizer
+        self.texts: Counter[str] = Counter()
         self._ids: dict[str, list[int]] = {}
         self._encodings: dict[str, Any] = {}
 

@@ -50,18 +50,20 @@ def learn_tokenizer(demonstrations: Iterable[Demonstration]) -> PreTrainedTokeni
 
 def is_copied(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """By token id, whether it is a name or a number: in a tool call the model can only have copied it from its context."""
-    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     return np.array([token.isdigit() or token in NAMES for token in tokens])
 
 
 def is_operator(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """By token id, whether it is a Python operator of the family."""
-    return np.isin(tokenizer.convert_ids_to_tokens(range(len(tokenizer))), list(OPERATORS.values()))
+    operators = list(OPERATORS.values())
+    return np.array([token in operators for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))])
 
 
 def is_decided(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """By token id, whether it is a name, a number or an operator: all that tells one tool call from another."""
-    return is_copied(tokenizer) | is_operator(tokenizer)
+    decided: np.ndarray = is_copied(tokenizer) | is_operator(tokenizer)
+    return decided
 
 
 def _byte_tokenizer(phrases: Sequence[str] = ()) -> Tokenizer:

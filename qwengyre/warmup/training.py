@@ -36,7 +36,7 @@ def new_model(config: WarmupConfig, tokenizer: PreTrainedTokenizerFast, seed: in
             rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
             bos_token_id=None,
             eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-            pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+            pad_token_id=tokenizer.get_vocab()["<|endoftext|>"],
             dtype="float32",
         )
     )
@@ -88,6 +88,7 @@ def _update(
 ) -> float:
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+    assert model.config.pad_token_id is not None
     token_ids_BT, targets_BT = _pad(rows, model.config.pad_token_id)
     logits = model(input_ids=token_ids_BT, use_cache=False).logits
     loss = torch.nn.functional.cross_entropy(

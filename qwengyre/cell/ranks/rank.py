@@ -46,6 +46,7 @@ def open_rank(spec: api.RankSpec, carrier: Carrier) -> OpenRank:
     store = SecretStore(StoreClient(spec.store, spec.secret, MEETING_TIMEOUT_S))
     dist.init_process_group("gloo", store=store, rank=spec.rank, world_size=size)
     ranks = Ranks()
+    assert dist.group.WORLD is not None
     for name, group in (("default", dist.group.WORLD), ("mesh", ranks.mesh.get_group())):
         prove(group, spec.rank, size, group_key(spec.secret, spec.store, f"ranks {name}"))
     trainer = Trainer(Path(spec.model_dir), spec.trainer, carrier, ranks)

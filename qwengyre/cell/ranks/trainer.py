@@ -111,6 +111,7 @@ class RankedTrainer:
     def _on_all(self, request: msgspec.Struct, expected: type[Reply]) -> list[Reply]:
         """The replies by rank."""
         own, others = self._beside(request, lambda: carry_out(self._first, request), expected)
+        assert isinstance(own, expected)
         return [own, *others]
 
     def _beside(self, request: msgspec.Struct, job: Callable[[], Result], expected: type[Reply]) -> tuple[Result, list[Reply]]:
@@ -119,9 +120,9 @@ class RankedTrainer:
             for channel in self._others:
                 channel.send(request)
         error: QwenGyreError | None = None
-        result, replies = None, []
+        results, replies = [], []
         try:
-            result = job()
+            results.append(job())
         except QwenGyreError as met:
             error = met
         for channel in self._others:
@@ -132,16 +133,20 @@ class RankedTrainer:
                 error = error or met
         if error is not None:
             raise error
-        return result, replies
+        return results[0], replies
 
 
 def start_ranks(specs: Sequence[api.RankSpec]) -> list[Channel]:
     """A child process for each; they import what they need side by side."""
     channels = [_start_rank(spec) for spec in specs]
     for channel, spec in zip(channels, specs, strict=True):
-        with _exit_without_them():
-            channel.answer_one({api.Join: lambda join, spec=spec: spec})
+        _tell(channel, spec)
     return channels
+
+
+def _tell(channel: Channel, spec: api.RankSpec) -> None:
+    with _exit_without_them():
+        channel.answer_one(api.Join, lambda join: spec)
 
 
 def _start_rank(spec: api.RankSpec) -> Channel:
@@ -168,7 +173,7 @@ def await_ranks(specs: Sequence[api.RankSpec], elsewhere: RanksElsewhere) -> lis
 
         try:
             channel.set_deadline(HELLO_DEADLINE_S)
-            joined = channel.answer_one({api.Join: join})
+            joined = channel.answer_one(api.Join, join)
         except (OSError, QwenGyreError) as error:
             log.warning("not_a_rank", extra={"reason": str(error)})
             channel.close()
@@ -197,7 +202,7 @@ def _gathered(came: queue.SimpleQueue[tuple[int, Channel]], ranks: list[int], ti
     return [channels[rank] for rank in ranks]
 
 
-def _end_with(rank: int, process: subprocess.Popen) -> None:
+def _end_with(rank: int, process: subprocess.Popen[bytes]) -> None:
     code = process.wait()
     log.error("rank_lost", extra={"rank": rank, "exit_code": code})
     os._exit(RANK_LOST)

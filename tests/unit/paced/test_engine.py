@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 import msgspec
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from qwengyre.core.errors import ConfigError, ContextOverflow, EngineError, EngineUnavailable, KVRefused
 from qwengyre.engines.api import GenerateRequest, Sampling
@@ -40,10 +41,6 @@ def engine(prefix):
     yield make
     carrier.close()
     assert cleanup(prefix) == 0
-
-
-def run(body: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(body())
 
 
 async def answer(engine: PacedEngine, asked: GenerateRequest) -> tuple[list[int], list[str | None]]:
@@ -79,106 +76,85 @@ class TestPlan:
                 EngineConfig(**wrong)
 
 
+def test_tokenizer_without_the_end_of_a_reply_is_refused(prefix):
+    config = EngineConfig(engine="paced", paced_plan="plan.json")
+    with pytest.raises(EngineError, match=r"<\|im_end\|>, which the tokenizer of this policy lacks"):
+        PacedEngine(FAST, Tokenizer(BPE()), ShmCarrier(prefix), config)
+
+
 class TestStream:
-    def test_says_what_the_plan_says_and_stops(self, engine):
-        async def body():
-            tokens, reasons = await answer(engine(), request("e000000-0/c0#0"))
-            assert byte_tokenizer().decode(tokens, skip_special_tokens=False) == "on 0.025<|im_end|>"
-            assert reasons == [None] * (len(reasons) - 1) + ["stop"]
+    async def test_says_what_the_plan_says_and_stops(self, engine):
+        tokens, reasons = await answer(engine(), request("e000000-0/c0#0"))
+        assert byte_tokenizer().decode(tokens, skip_special_tokens=False) == "on 0.025<|im_end|>"
+        assert reasons == [None] * (len(reasons) - 1) + ["stop"]
 
-        run(body)
+    async def test_continuation_says_the_rest(self, engine):
+        made = engine()
+        whole, _ = await answer(made, request("e000000-0/c1#0"))
+        rest, reasons = await answer(made, request("e000000-0/c1#1", done=whole[:3]))
+        assert whole[:3] + rest == whole
+        assert reasons[-1] == "stop"
 
-    def test_continuation_says_the_rest(self, engine):
-        async def body():
-            made = engine()
-            whole, _ = await answer(made, request("e000000-0/c1#0"))
-            rest, reasons = await answer(made, request("e000000-0/c1#1", done=whole[:3]))
-            assert whole[:3] + rest == whole
-            assert reasons[-1] == "stop"
+    async def test_limit_of_tokens(self, engine):
+        tokens, reasons = await answer(engine(), request("e000000-0/c0#0", max_tokens=4))
+        assert len(tokens) == 4
+        assert reasons[-1] == "length"
 
-        run(body)
+    async def test_abort_ends_a_stream_with_what_there_is(self, engine):
+        made = engine()
+        async with aclosing(made.generate(request("e000000-1/c0#0"))) as stream:
+            coming = asyncio.ensure_future(anext(stream))
+            while not made.capacity().running:
+                await asyncio.sleep(0)
+            await made.abort(["e000000-1/c0#0"])
+            last = await coming
+        assert (last.finish_reason, last.token_ids) == ("abort", ())
+        assert made.capacity().running == 0
 
-    def test_limit_of_tokens(self, engine):
-        async def body():
-            tokens, reasons = await answer(engine(), request("e000000-0/c0#0", max_tokens=4))
-            assert len(tokens) == 4
-            assert reasons[-1] == "length"
+    async def test_more_calls_than_it_serves_are_refused(self, engine):
+        made = engine(max_running=1)
+        async with aclosing(made.generate(request("e000000-1/c0#0"))) as stream:
+            coming = asyncio.ensure_future(anext(stream))
+            while not made.capacity().running:
+                await asyncio.sleep(0)
+            with pytest.raises(EngineUnavailable, match="max_running"):
+                await answer(made, request("e000000-0/c0#0"))
+            with pytest.raises(EngineError, match="abort them first"):
+                await made.offload()
+            await made.close()
+            with pytest.raises(EngineUnavailable, match="closed"):
+                await coming
 
-        run(body)
-
-    def test_abort_ends_a_stream_with_what_there_is(self, engine):
-        async def body():
-            made = engine()
-            async with aclosing(made.generate(request("e000000-1/c0#0"))) as stream:
-                coming = asyncio.ensure_future(anext(stream))
-                while not made.capacity().running:
-                    await asyncio.sleep(0)
-                await made.abort(["e000000-1/c0#0"])
-                last = await coming
-            assert (last.finish_reason, last.token_ids) == ("abort", ())
-            assert made.capacity().running == 0
-
-        run(body)
-
-    def test_more_calls_than_it_serves_are_refused(self, engine):
-        async def body():
-            made = engine(max_running=1)
-            async with aclosing(made.generate(request("e000000-1/c0#0"))) as stream:
-                coming = asyncio.ensure_future(anext(stream))
-                while not made.capacity().running:
-                    await asyncio.sleep(0)
-                with pytest.raises(EngineUnavailable, match="max_running"):
-                    await answer(made, request("e000000-0/c0#0"))
-                with pytest.raises(EngineError, match="abort them first"):
-                    await made.offload()
-                await made.close()
-                with pytest.raises(EngineUnavailable, match="closed"):
-                    await coming
-
-        run(body)
-
-    def test_prompt_over_the_context(self, engine):
-        async def body():
-            with pytest.raises(ContextOverflow):
-                await answer(engine(), request("e000000-0/c0#0", done=[1] * 100))
-
-        run(body)
+    async def test_prompt_over_the_context(self, engine):
+        with pytest.raises(ContextOverflow):
+            await answer(engine(), request("e000000-0/c0#0", done=[1] * 100))
 
 
 class TestMoves:
-    def test_kv_goes_along_and_counts_as_cached(self, engine):
-        async def body():
-            source, destination = engine(), engine()
-            handle = await source.export_kv(PROMPT.tobytes())
-            assert await destination.import_kv(handle) == len(PROMPT)
-            chunks = [chunk async for chunk in destination.generate(request("e000000-0/c0#1", done=[1, 2]))]
-            assert chunks[0].cached_tokens == destination.stats().tokens_cached == len(PROMPT)
-            assert destination.stats().tokens_imported == len(PROMPT)
-            await source.release(handle.handle_id)
+    async def test_kv_goes_along_and_counts_as_cached(self, engine):
+        source, destination = engine(), engine()
+        handle = await source.export_kv(PROMPT.tobytes())
+        assert await destination.import_kv(handle) == len(PROMPT)
+        chunks = [chunk async for chunk in destination.generate(request("e000000-0/c0#1", done=[1, 2]))]
+        assert chunks[0].cached_tokens == destination.stats().tokens_cached == len(PROMPT)
+        assert destination.stats().tokens_imported == len(PROMPT)
+        await source.release(handle.handle_id)
 
-        run(body)
+    async def test_kv_of_another_version_is_refused(self, engine):
+        source, destination = engine(), engine()
+        handle = await source.export_kv(PROMPT.tobytes())
+        with pytest.raises(KVRefused):
+            await destination.import_kv(msgspec.structs.replace(handle, version=5))
+        await source.close()
 
-    def test_kv_of_another_version_is_refused(self, engine):
-        async def body():
-            source, destination = engine(), engine()
-            handle = await source.export_kv(PROMPT.tobytes())
-            with pytest.raises(KVRefused):
-                await destination.import_kv(msgspec.structs.replace(handle, version=5))
-            await source.close()
-
-        run(body)
-
-    def test_offloaded_it_serves_nothing_and_restored_it_has_the_version(self, engine, prefix):
-        async def body():
-            made = engine()
-            carrier = ShmCarrier(prefix)
-            snapshot = carrier.expose({"weights": np.zeros(4, np.float32)}, version=3, epoch=0)
-            await made.offload()
-            with pytest.raises(EngineUnavailable, match="offloaded"):
-                await answer(made, request("e000000-0/c0#0"))
-            await made.restore(snapshot, 3)
-            chunks = [chunk async for chunk in made.generate(request("e000000-0/c0#0"))]
-            assert {chunk.version for chunk in chunks} == {3}
-            carrier.close()
-
-        run(body)
+    async def test_offloaded_it_serves_nothing_and_restored_it_has_the_version(self, engine, prefix):
+        made = engine()
+        carrier = ShmCarrier(prefix)
+        snapshot = carrier.expose({"weights": np.zeros(4, np.float32)}, version=3, epoch=0)
+        await made.offload()
+        with pytest.raises(EngineUnavailable, match="offloaded"):
+            await answer(made, request("e000000-0/c0#0"))
+        await made.restore(snapshot, 3)
+        chunks = [chunk async for chunk in made.generate(request("e000000-0/c0#0"))]
+        assert {chunk.version for chunk in chunks} == {3}
+        carrier.close()
