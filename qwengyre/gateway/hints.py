@@ -61,7 +61,6 @@ class HintReader:
             dialect=request.dialect,
             headers={name: headers[name] for name in self._headers if name in headers},
             system_digest=request.system_digest.hex(),
-            tools_digest=request.tools.digest.hex(),
             num_tools=len(request.tools.specs),
             markers=self._markers(texts),
             quotes=_quotes(request, answers) if is_fresh else None,

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import msgspec
+
 from qwengyre.core.errors import EngineError, TransferError
 from qwengyre.core.ids import ServerId
 from qwengyre.engines.api import Serving
@@ -58,7 +60,7 @@ async def move(gateway: Gateway, asked: MoveCalls) -> Moved:
             if execution.route.server is None:
                 execution.route.set(to)
     gateway.stats.tokens_moved += count.tokens
-    return Moved(
+    moved = Moved(
         calls_moved=count.calls,
         contexts_moved=count.contexts,
         tokens_moved=count.tokens,
@@ -66,6 +68,8 @@ async def move(gateway: Gateway, asked: MoveCalls) -> Moved:
         kv_bytes=count.kv_bytes,
         seconds=asyncio.get_running_loop().time() - began,
     )
+    log.info("calls_moved", extra={"source": asked.source, **msgspec.structs.asdict(moved)})
+    return moved
 
 
 def _goes_elsewhere(execution: Execution, to: ServerId | None, source: ServerId, call: LiveCall) -> bool:

@@ -109,6 +109,7 @@ async def serve(config: GatewayProcessConfig) -> None:
             announce(Path(config.ready_file), msgspec.json.encode(server.listening))
         log.info("gateway_ready", extra=msgspec.to_builtins(server.listening))
         await server.stop.wait()
+        log.info("gateway_stops", extra=msgspec.to_builtins(server.gateway.stats))
     if server.gateway.broken is not None:
         raise server.gateway.broken
 

@@ -28,7 +28,6 @@ class RoleHints(msgspec.Struct, frozen=True, omit_defaults=True):
     """Only the headers that a harness rule names, lower case."""
     system_digest: str = ""
     """Digest of the canonical system prompt, volatile parts removed."""
-    tools_digest: str = ""
     num_tools: int = 0
     markers: tuple[str, ...] = ()
     """Names of the harness rules whose text marker this request contains."""

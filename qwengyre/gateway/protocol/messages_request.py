@@ -132,7 +132,6 @@ class _Block(msgspec.Struct):
     content: str | list[dict[str, Any]] | None = None
     source: Any = None
     title: Any = None
-    file_id: Any = None
 
 
 class _Message(msgspec.Struct):
