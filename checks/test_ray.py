@@ -21,7 +21,7 @@ from qwengyre.doctor.cluster import examine_cluster
 from qwengyre.launchers.config import RayConfig, Reservation
 from qwengyre.launchers.on_ray import RayLauncher
 from qwengyre.telemetry.records import RolesChanged, RunBegan, StepFinished
-from tests.contract.launchers import DEADLINE_S, LauncherContract, spec_in, wait_gone
+from tests.contract.launchers import DEADLINE_S, ProcessLauncherContract, spec_in, wait_gone
 from tests.integration.run_kit import RunKit, executions_done, metrics, summary
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 1024 * 1024}
@@ -51,7 +51,7 @@ def one_node(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_node")
-class TestRayLauncher(LauncherContract):
+class TestRayLauncher(ProcessLauncherContract):
     address: str
 
     @asynccontextmanager

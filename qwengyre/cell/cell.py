@@ -12,8 +12,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -275,23 +276,31 @@ class CellProcess:
         self.carrier.close()
 
 
-async def serve(spec: CellSpec) -> None:
+@asynccontextmanager
+async def serving(spec: CellSpec) -> AsyncIterator[CellAddress]:
+    """A cell that serves from this process as long as the context lasts."""
     from qwengyre.engines.server import EngineServer
 
     cell = CellProcess(spec)
     engine_server = EngineServer(cell.engine, secret=spec.secret)
     control = RpcServer(spec.secret, lambda: Service({api.CellRequest: cell.handle}))
-    data = await engine_server.serve(f"tcp://{spec.host}:0")
-    address = CellAddress(spec.cell, spec.incarnation, await control.listen(f"tcp://{spec.host}:0"), data, os.getpid())
-    announce(Path(spec.ready_file), msgspec.json.encode(address))
-    log.info("cell_serves", extra={"cell": spec.cell, "incarnation": spec.incarnation})
+    try:
+        data = await engine_server.serve(f"tcp://{spec.host}:0")
+        yield CellAddress(spec.cell, spec.incarnation, await control.listen(f"tcp://{spec.host}:0"), data, os.getpid())
+    finally:
+        await control.close()
+        await engine_server.close()
+        await cell.close()
+
+
+async def serve(spec: CellSpec) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await stop.wait()
-    await control.close()
-    await engine_server.close()
-    await cell.close()
+    async with serving(spec) as address:
+        announce(Path(spec.ready_file), msgspec.json.encode(address))
+        log.info("cell_serves", extra={"cell": spec.cell, "incarnation": spec.incarnation})
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await stop.wait()
 
 
 def main() -> None:

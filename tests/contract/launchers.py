@@ -1,4 +1,4 @@
-"""What every launcher must do: the local one in tests/contract, Ray's in checks/ (`make test-ray`)."""
+"""What every launcher must do: the local one and the fake in tests/contract, Ray's in checks/ (`make test-ray`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -67,21 +67,20 @@ async def wait_gone(pid: int) -> None:
 
 
 class LauncherContract:
-    """Subclasses give `opened(folder)`, a context with a launcher, and `program(folder)`, the source that makes one."""
+    """What holds of the fake, too. Subclasses give `opened(folder)`, a context with a launcher, and what follows."""
 
     opened: Callable[[Path], AbstractAsyncContextManager[CellLauncher]]
-    program: Callable[[Path], str]
-    """Source of a module with `async def open() -> CellLauncher`: for what is launched from a process that dies."""
 
-    def run(self, folder: Path, body: Callable[[CellLauncher], Awaitable[None]]) -> None:
-        async def main() -> None:
-            async with asyncio.timeout(3 * DEADLINE_S), self.opened(folder) as launcher:
-                await body(launcher)
+    def strike(self, life: CellLife) -> None:
+        """End it unasked, with -9."""
+        raise NotImplementedError
 
-        asyncio.run(main())
+    async def wait_gone(self, life: CellLife) -> None:
+        """Until it is."""
+        raise NotImplementedError
 
-    def test_a_launched_cell_answers_requests_for_its_incarnation_only_and_serves_calls(self, tmp_path: Path):
-        async def body(launcher: CellLauncher) -> None:
+    async def test_a_launched_cell_answers_requests_for_its_incarnation_only_and_serves_calls(self, tmp_path: Path):
+        async with self.opened(tmp_path) as launcher:
             life = await launcher.launch("cell-1", spec_in(tmp_path, cell=1, incarnation=4))
             assert (life.address.cell, life.address.incarnation) == (1, 4)
             client = CellClient(life.address, b"secret")
@@ -97,10 +96,8 @@ class LauncherContract:
             for opened in (engine.close, life.stop):
                 await opened()
 
-        self.run(tmp_path, body)
-
-    def test_a_standalone_engine_serves_and_refuses_to_train(self, tmp_path: Path):
-        async def body(launcher: CellLauncher) -> None:
+    async def test_a_standalone_engine_serves_and_refuses_to_train(self, tmp_path: Path):
+        async with self.opened(tmp_path) as launcher:
             life = await launcher.launch("standalone-0", spec_in(tmp_path, cell=3, has_trainer=False))
             client = CellClient(life.address, b"secret")
             with pytest.raises(TrainerError, match="a standalone engine has no trainer"):
@@ -108,61 +105,67 @@ class LauncherContract:
             client.close()
             await life.stop()
 
-        self.run(tmp_path, body)
-
-    def test_the_end_of_a_process_is_told(self, tmp_path: Path):
-        async def body(launcher: CellLauncher) -> None:
+    async def test_the_end_of_a_process_is_told(self, tmp_path: Path):
+        async with self.opened(tmp_path) as launcher:
             life = await launcher.launch("cell-0", spec_in(tmp_path))
-            os.kill(life.address.pid, signal.SIGKILL)
+            self.strike(life)
             assert "-9" in await asyncio.wait_for(life.wait_end(), DEADLINE_S)
             life.kill()
             await life.stop()
 
-        self.run(tmp_path, body)
-
-    @pytest.mark.parametrize("is_stalled", [False, True], ids=["alive", "stalled"])
-    def test_kill_ends(self, is_stalled: bool, tmp_path: Path):
-        async def body(launcher: CellLauncher) -> None:
+    async def test_kill_ends(self, tmp_path: Path):
+        async with self.opened(tmp_path) as launcher:
             life = await launcher.launch("cell-0", spec_in(tmp_path))
-            if is_stalled:
-                os.kill(life.address.pid, signal.SIGSTOP)
             life.kill()
-            await wait_gone(life.address.pid)
+            await self.wait_gone(life)
             await asyncio.wait_for(life.wait_end(), DEADLINE_S)
 
-        self.run(tmp_path, body)
-
-    def test_a_stalled_process_is_stopped_too(self, tmp_path: Path):
-        async def body(launcher: CellLauncher) -> None:
-            life = await launcher.launch("cell-0", spec_in(tmp_path))
-            os.kill(life.address.pid, signal.SIGSTOP)
-            await life.stop()
-            await wait_gone(life.address.pid)
-
-        self.run(tmp_path, body)
-
-    def test_what_does_not_come_up_says_why(self, tmp_path: Path):
-        async def body(launcher: CellLauncher) -> None:
+    async def test_what_does_not_come_up_says_why(self, tmp_path: Path):
+        async with self.opened(tmp_path) as launcher:
             spec = msgspec.structs.replace(spec_in(tmp_path), model_dir=str(tmp_path / "nowhere"))
             with pytest.raises(ProcessFailed, match=r"(?s)cell-0: ended with exit code 1.*No such file"):
                 await launcher.launch("cell-0", spec)
 
-        self.run(tmp_path, body)
-
-    def test_a_name_can_be_launched_again(self, tmp_path: Path):
-        async def body(launcher: CellLauncher) -> None:
+    async def test_a_name_can_be_launched_again(self, tmp_path: Path):
+        async with self.opened(tmp_path) as launcher:
             lives: list[CellLife] = []
             for incarnation in range(2):
                 lives.append(await launcher.launch("cell-0", spec_in(tmp_path, incarnation=incarnation)))
                 assert lives[-1].address.incarnation == incarnation
                 lives[-1].kill()
-                await wait_gone(lives[-1].address.pid)
-            assert lives[0].address.pid != lives[1].address.pid
+                await self.wait_gone(lives[-1])
+            assert lives[0].address != lives[1].address
 
-        self.run(tmp_path, body)
+
+class ProcessLauncherContract(LauncherContract):
+    """Of launchers whose cells are processes of their own."""
+
+    program: Callable[[Path], str]
+    """Source of a module with `async def open() -> CellLauncher`: for what is launched from a process that dies."""
+
+    def strike(self, life: CellLife) -> None:
+        os.kill(life.address.pid, signal.SIGKILL)
+
+    async def wait_gone(self, life: CellLife) -> None:
+        await wait_gone(life.address.pid)
+
+    async def test_kill_ends_a_stalled_process(self, tmp_path: Path):
+        async with self.opened(tmp_path) as launcher:
+            life = await launcher.launch("cell-0", spec_in(tmp_path))
+            os.kill(life.address.pid, signal.SIGSTOP)
+            life.kill()
+            await wait_gone(life.address.pid)
+            await asyncio.wait_for(life.wait_end(), DEADLINE_S)
+
+    async def test_a_stalled_process_is_stopped_too(self, tmp_path: Path):
+        async with self.opened(tmp_path) as launcher:
+            life = await launcher.launch("cell-0", spec_in(tmp_path))
+            os.kill(life.address.pid, signal.SIGSTOP)
+            await life.stop()
+            await wait_gone(life.address.pid)
 
     @pytest.mark.parametrize("is_stalled", [False, True], ids=["alive", "stalled"])
-    def test_cells_die_with_the_process_that_launched_them(self, is_stalled: bool, tmp_path: Path):
+    async def test_cells_die_with_the_process_that_launched_them(self, is_stalled: bool, tmp_path: Path):
         source = self.program(tmp_path) + textwrap.dedent(f"""
             import asyncio, pathlib
             from tests.contract.launchers import spec_in
@@ -179,4 +182,4 @@ class LauncherContract:
             if is_stalled:
                 os.kill(pid, signal.SIGSTOP)
             parent.kill()
-            asyncio.run(wait_gone(pid))
+            await wait_gone(pid)

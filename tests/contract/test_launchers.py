@@ -1,4 +1,4 @@
-"""The contract of launchers, for the one that is always there."""
+"""The contract of launchers, for the one that is always there and for the fake."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from qwengyre.core.errors import Unreachable
 from qwengyre.launchers.local import LocalLauncher
-from tests.contract.launchers import DEADLINE_S, LauncherContract
+from qwengyre.rpc.client import Client
+from qwengyre.testing.runtime import FakeLauncher, FakeLife
+from tests.contract.launchers import DEADLINE_S, LauncherContract, ProcessLauncherContract
 
-pytestmark = pytest.mark.integration
 
-
-class TestLocalLauncher(LauncherContract):
+@pytest.mark.integration
+class TestLocalLauncher(ProcessLauncherContract):
     @asynccontextmanager
     async def opened(self, folder: Path) -> AsyncIterator[LocalLauncher]:
         launcher = LocalLauncher(folder, folder, DEADLINE_S)
@@ -29,3 +31,19 @@ async def open():
     folder = pathlib.Path({str(folder)!r})
     return LocalLauncher(folder, folder, {DEADLINE_S})
 """
+
+
+class TestFakeLauncher(LauncherContract):
+    @asynccontextmanager
+    async def opened(self, folder: Path) -> AsyncIterator[FakeLauncher]:
+        launcher = FakeLauncher()
+        yield launcher
+        await launcher.close()
+
+    def strike(self, life: FakeLife) -> None:
+        life.end("ended with -9")
+
+    async def wait_gone(self, life: FakeLife) -> None:
+        await life.stop()
+        with pytest.raises(Unreachable):
+            await Client(life.address.control, b"secret").connect(DEADLINE_S)

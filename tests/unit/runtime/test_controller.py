@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from qwengyre.core.errors import CellFailed, ProcessGaveUp
-from qwengyre.core.ids import numbered_server
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.runtime import controller as runtime
 from qwengyre.runtime.config import RuntimeConfig
@@ -21,6 +20,7 @@ from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.cells import CellState
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.scheduler import Scheduler
+from qwengyre.testing.runtime import FakeFleet, FakeGateway
 from qwengyre.trainer.config import TrainerConfig
 
 SCHEDULER = SchedulerConfig(num_cells=2, num_standalone=1, slots_per_cell=2, steps=1, groups_per_step=1, executions_per_group=2)
@@ -30,24 +30,10 @@ class Journal(list):
     position = 0
 
 
-class Fleet:
-    """Starts nothing; `lives` counts what was started."""
-
-    def __init__(self) -> None:
-        self.lives: list[int] = []
-        self.on_lost = lambda cell: None
-
-    def server(self, number: int) -> str:
-        return numbered_server(number, SCHEDULER.num_cells)
-
-    async def start(self, cell: int) -> None:
-        self.lives.append(cell)
-
-
 class Steps:
     """Cells lose their next `dying` lives before they have their weights."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: FakeFleet) -> None:
         self.fleet, self.dying = fleet, 0
         self.is_back = asyncio.Event()
         self.micro_steps = {"m0": "micro-step"}
@@ -66,10 +52,6 @@ class Steps:
         await self.answer.wait()
 
     def regroup(self, order: tuple[int, ...]) -> None: ...
-
-
-class Gateway:
-    async def remove_server(self, server: str) -> None: ...
 
 
 LOST = Outcome(End.LOST, Validity.DROPPED, 0.0, "", 1.0, detail="the zygote died")
@@ -91,7 +73,7 @@ class Executions:
 
 
 def controller() -> runtime.Controller:
-    fleet = Fleet()
+    fleet = FakeFleet(SCHEDULER.num_cells, SCHEDULER.num_standalone)
     config = SimpleNamespace(scheduler=SCHEDULER, runtime=RuntimeConfig(), trainer=TrainerConfig())
     observer = SimpleNamespace(see=lambda *_: None, say=lambda line: None, see_micro_step=lambda *_: None)
     stations = runtime.Stations(
@@ -100,7 +82,7 @@ def controller() -> runtime.Controller:
         trained=Journal(),
         clock=RunClock(),
         fleet=fleet,
-        gateway=Gateway(),
+        gateway=FakeGateway(),
         executions=Executions(),
         steps=Steps(fleet),
         observer=observer,
@@ -132,7 +114,7 @@ async def test_a_cell_whose_new_lives_die_on_their_way_is_lost_once_and_comes_ba
         [ev.RunStarted, ev.CellLost, ev.CellReturned],
         [ev.RunStarted, ev.StandaloneLost, ev.StandaloneReturned],
     )
-    assert made.fleet.lives == [cell] * 4
+    assert made.fleet.started == [cell] * 4
     assert all(cell.state is CellState.ROLLOUT for cell in made.driver.scheduler.state.cells.all)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -147,7 +129,7 @@ async def test_a_cell_that_never_comes_back_ends_the_run():
     made.fleet.on_lost(1)
     with pytest.RaisesGroup(ProcessGaveUp, allow_unwrapped=False):
         await running
-    assert len(made.fleet.lives) == MAX_LOSSES - 1
+    assert len(made.fleet.started) == MAX_LOSSES - 1
 
 
 async def test_a_micro_step_whose_step_was_given_up_and_done_again_meanwhile_counts_nowhere():

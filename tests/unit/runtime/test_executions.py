@@ -7,13 +7,12 @@ import msgspec
 from qwengyre.core.arrays import FLAG, VERSION, pack
 from qwengyre.core.ids import ExecutionId
 from qwengyre.core.records import End, MicroStep, Outcome, Role, TrainingExecution, Trajectory, Validity
-from qwengyre.gateway.control_api import ClosedExecution, OpenedExecution
-from qwengyre.gateway.stats import SessionCounts
 from qwengyre.runtime.controller import members_of
 from qwengyre.runtime.executions import Executions, ExecutionSettings, GroupPlan, permuted
 from qwengyre.runtime.observer import token_staleness
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
 from qwengyre.sandbox.task import Task
+from qwengyre.testing.runtime import FakeGateway
 from qwengyre.trajectory.harness_rules import BUILTIN
 
 
@@ -70,16 +69,6 @@ async def test_no_more_harnesses_than_the_limit_run_at_once(outcome):
     """The others wait their turn; none is refused."""
     running, most = 0, 0
 
-    class Gateway:
-        async def open(self, order):
-            return OpenedExecution(key="k", path="/e/t/v1")
-
-        async def route(self, routes):
-            pass
-
-        async def close_execution(self, execution):
-            return ClosedExecution(execution, 0, [], SessionCounts())
-
     class Launcher:
         async def run_execution(self, spec, num_calls):
             nonlocal running, most
@@ -92,7 +81,7 @@ async def test_no_more_harnesses_than_the_limit_run_at_once(outcome):
 
     task = Task("t", "/t", "do", 1.0, 1.0)
     settings = ExecutionSettings(seed=0, max_context_tokens=10, max_tokens_per_call=5)
-    executions = Executions(Gateway(), Launcher(), {"t": task}, settings, BUILTIN, max_concurrent=2)
+    executions = Executions(FakeGateway(), Launcher(), {"t": task}, settings, BUILTIN, max_concurrent=2)
     plan = GroupPlan(0, "train", 0, "t", 1.0, 5)
 
     async def run_all():
@@ -108,18 +97,15 @@ async def test_of_two_routes_under_way_the_last_one_counts():
     routed = []
     is_back = asyncio.Event()
 
-    class Gateway:
+    class Gateway(FakeGateway):
         async def open(self, order):
             routed.append(order.server)
-            return OpenedExecution(key="k", path="/e/t/v1")
+            return await super().open(order)
 
         async def route(self, routes):
             if routes[execution] == "cell-1":
                 await is_back.wait()
             routed.append(routes[execution])
-
-        async def close_execution(self, execution):
-            return ClosedExecution(execution, 0, [], SessionCounts())
 
     task = Task("t", "/t", "do", 1.0, 1.0)
     plan = GroupPlan(0, "train", 0, "t", 1.0, 1)
@@ -151,17 +137,14 @@ async def test_route_that_changes_while_an_execution_is_opened_is_told_afterward
     """It is opened with its route, in one order; only another route needs a second one."""
     routed = []
 
-    class Gateway:
+    class Gateway(FakeGateway):
         async def open(self, order):
             if order.execution == moved:
                 await executions.route(moved, "cell-1")
-            return OpenedExecution(key="k", path="/e/t/v1")
+            return await super().open(order)
 
         async def route(self, routes):
             routed.append(routes)
-
-        async def close_execution(self, execution):
-            return ClosedExecution(execution, 0, [], SessionCounts())
 
     class Launcher:
         async def run_execution(self, spec, num_calls):
@@ -185,13 +168,7 @@ async def test_route_that_changes_while_an_execution_is_opened_is_told_afterward
 async def test_nothing_is_kept_of_an_execution_that_is_to_be_dispatched_again():
     """Not its outcome, its route nor its tree: the gateway throws its calls away when the next attempt is opened."""
 
-    class Gateway:
-        async def open(self, order):
-            return OpenedExecution(key="k", path="/e/t/v1")
-
-        async def route(self, routes):
-            pass
-
+    class Gateway(FakeGateway):
         async def close_execution(self, execution):
             raise AssertionError("closed: the next attempt could not be opened")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -14,6 +13,7 @@ from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.steps import COMPUTE_TRIES, REDUCE_TRIES, Steps
 from qwengyre.scheduler import commands as cmd
 from qwengyre.telemetry.folder import RunFolder
+from qwengyre.testing.runtime import FakeFleet
 from qwengyre.transfer.api import Exposure
 
 BROKEN = MembershipBroken(rank=0, membership=1, num_members=2, reason="late")
@@ -21,50 +21,6 @@ BROKEN = MembershipBroken(rank=0, membership=1, num_members=2, reason="late")
 
 def exposure(version: int) -> Exposure:
     return Exposure("shm", f"weights-{version}", (), version, 0, 0)
-
-
-class FakeLife:
-    is_serving = True
-
-
-class FakeFleet:
-    """Answers operations from a table of kind -> function(cell, operation); by default everything works."""
-
-    def __init__(self, num_cells: int):
-        self.cells = {cell: FakeLife() for cell in range(num_cells)}
-        self.calls: list[tuple[int, object]] = []
-        self.silent: set[int] = set()
-        self.answers: dict[type, Callable[[int, object], Awaitable[object]]] = {}
-
-    async def call(self, cell, operation, expected, timeout_s=None):
-        if cell not in self.cells:
-            raise CellFailed(cell, "is lost")
-        self.calls.append((cell, operation))
-        answer = self.answers.get(type(operation))
-        if answer is not None:
-            return await answer(cell, operation)
-        match operation:
-            case api.ExposeSnapshot():
-                return api.Exposed(exposure(operation.version))
-            case api.OfferStore():
-                return api.Offered(f"10.0.0.{cell}:7")
-        return api.Timed()
-
-    def give_up(self, cell, reason):
-        self.lose(cell)
-        raise CellFailed(cell, reason)
-
-    async def ping(self, cells):
-        for cell in cells:
-            if cell in self.silent:
-                self.lose(cell)
-
-    def lose(self, cell: int) -> CellFailed:
-        self.cells.pop(cell, None)
-        return CellFailed(cell, "died")
-
-    def told(self, kind: type) -> list[int]:
-        return [cell for cell, operation in self.calls if isinstance(operation, kind)]
 
 
 @pytest.fixture
