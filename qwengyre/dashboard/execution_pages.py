@@ -16,6 +16,7 @@ from qwengyre.core.ids import CallId, ExecutionId
 from qwengyre.core.records import Trajectory
 from qwengyre.dashboard.call_index import RecordedAttempt
 from qwengyre.dashboard.conversation import (
+    ShownCall,
     ShownThread,
     Threads,
     TokenReader,
@@ -205,7 +206,7 @@ def _conversation(run: OpenRun, recorded: RecordedAttempt, training: TrainedToke
     named = next((at for at, (_, call) in enumerate(places) if short(call.id) == given.get("call")), None)
     page = _number(given.get("page"), 1) if named is None else named // CALLS_PER_PAGE + 1
     page = min(max(1, page), num_pages)
-    shown: list[tuple[ShownThread, list]] = []
+    shown: list[tuple[ShownThread, list[ShownCall]]] = []
     for number, call in places[(page - 1) * CALLS_PER_PAGE : page * CALLS_PER_PAGE]:
         if not shown or shown[-1][0].number != number:
             shown.append((shown_threads[number], []))

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from qwengyre.core.ids import GroupId
 from qwengyre.dashboard.executions import ExecutionEntry, GroupEntry
 
 PAGE_SIZE: Final = 50
@@ -88,7 +89,7 @@ class ExecutionPage(NamedTuple):
 
 
 def find_page(
-    entries: Iterable[ExecutionEntry], groups: Mapping[int, GroupEntry], mixed: frozenset[int], query: ExecutionQuery
+    entries: Iterable[ExecutionEntry], groups: Mapping[GroupId, GroupEntry], mixed: frozenset[GroupId], query: ExecutionQuery
 ) -> ExecutionPage:
     """The rows of one page. `mixed`: groups whose rewards are not all equal. A page behind the last is the last one."""
     tests = list(_tests(groups, mixed, query))
@@ -102,7 +103,7 @@ def find_page(
 Test = Callable[[ExecutionEntry], bool]
 
 
-def _tests(groups: Mapping[int, GroupEntry], mixed: frozenset[int], query: ExecutionQuery) -> Iterable[Test]:
+def _tests(groups: Mapping[GroupId, GroupEntry], mixed: frozenset[GroupId], query: ExecutionQuery) -> Iterable[Test]:
     if query.kind:
         yield lambda e: e.kind == query.kind
     if query.task:

@@ -146,14 +146,14 @@ class ExecutionTable:
             case Dispatch(group, kind, version, num_executions):
                 self.groups[group] = GroupEntry(group=group, kind=kind, version=version, num_executions=num_executions)
             case Start(execution, attempt):
-                known, group = self.executions.get(execution), self.groups[group_of(execution)]
+                known, entry = self.executions.get(execution), self.groups[group_of(execution)]
                 if known is None or known.attempt != attempt or known.ended_at is None:
                     self.executions[execution] = ExecutionEntry(
                         execution=execution,
-                        group=group.group,
+                        group=entry.group,
                         index=index_of(execution),
-                        kind=group.kind,
-                        version=group.version,
+                        kind=entry.kind,
+                        version=entry.version,
                         attempt=attempt,
                         started_at=self.at,
                     )

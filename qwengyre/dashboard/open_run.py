@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Final
@@ -118,7 +119,7 @@ class OpenRun:
         except QwenGyreError:
             return plain_answer(tokenizer.decode)
 
-        def read(ids: list[int], tail: list[int]) -> ShownAnswer:
+        def read(ids: Sequence[int], tail: Sequence[int]) -> ShownAnswer:
             parsed = rendering.parse_whole(ids, tail, [])
             calls = tuple(
                 SaidCall(block.name or "?", pretty(block.arguments if block.is_valid else block.raw), block.is_valid)

@@ -120,7 +120,7 @@ def executions_page(run: OpenRun, given: Mapping[str, str]) -> str:
     query = ExecutionQuery.of(given)
     with run.lock:
         is_read = run.table.refresh(READING_S)
-        mixed = mixed_groups(run.table) if query.reward == "spread" else frozenset()
+        mixed: frozenset[GroupId] = mixed_groups(run.table) if query.reward == "spread" else frozenset()
         page = find_page(run.table.executions.values(), run.table.groups, mixed, query)
         ends = sorted({entry.end for entry in run.table.executions.values()} | {"dropped", "placeholder"})
     frame = frame_of(run, "Executions")
@@ -153,10 +153,10 @@ def search_page(run: OpenRun, given: Mapping[str, str]) -> str:
     )
 
 
-def mixed_groups(table: ExecutionTable) -> frozenset[int]:
+def mixed_groups(table: ExecutionTable) -> frozenset[GroupId]:
     """Groups whose rewards differ: the others have nothing to learn from."""
     seen: dict[int, float] = {}
-    mixed: set[int] = set()
+    mixed: set[GroupId] = set()
     for entry in table.executions.values():
         reward = entry.counted_reward
         if reward is not None and seen.setdefault(entry.group, reward) != reward:

@@ -26,7 +26,6 @@ FOR_OTHERS = {
     "RunOpened.life": "for people who look into the journal",
     "RunOpened.wall_time": "for people who look into the journal",
     "StepPoisoned.kept_in": "for people who look into the journal: where the micro-step lies",
-    "EvaluationFinished.num_tasks": "for readers of metrics.jsonl",
 }
 """Field -> who outside the package reads it."""
 
