@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -66,7 +67,7 @@ def try_families(families: Iterable[str]) -> Iterator[FamilyRow]:
             except NotBuilt as reason:
                 cells[column] = Tried("not run", str(reason))
             else:
-                cells[column] = tried(lambda trial=trial, model=model: trial(model))
+                cells[column] = tried(partial(trial, model))
         yield FamilyRow(family, cells | _formats(family))
 
 
@@ -94,6 +95,6 @@ def _formats(family: str) -> dict[str, Tried]:
             found.append(Tried("not run", f"{name} has no tokenizer to try it with"))
             continue
         with tempfile.TemporaryDirectory() as folder:
-            found.append(tried(lambda name=name, folder=folder: try_renderer(name, Path(folder))))
+            found.append(tried(partial(try_renderer, name, Path(folder))))
     worst = max(found, key=lambda cell: ("exact", "not run", "refused", "wrong").index(cell.word))
     return {"renderer": worst, "streaming": worst}
