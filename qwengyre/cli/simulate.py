@@ -37,6 +37,12 @@ def simulate(
     backlog: Annotated[
         float, typer.Option(min=0, help="With --two-way: steps' worth of executions that may wait for a slot after a publish.")
     ] = 0.0,
+    max_staleness: Annotated[
+        int | None, typer.Option(min=0, help="Hard cap on the staleness of a group, in steps. Default: none.")
+    ] = None,
+    tune: Annotated[
+        bool, typer.Option(help="Elastic plans again as it goes, from what it has shown so far; needs --max-staleness.")
+    ] = False,
     json: Annotated[
         Path | None, typer.Option(help="Write the result as JSON; - is the standard output, without the table.")
     ] = None,
@@ -53,7 +59,14 @@ def simulate(
     from qwengyre.sim.results import SimulationJob, run_job, workers
 
     name, source = read_source(workload, run, override or [])
-    base = Setting(training_nodes=training_nodes, standalone_nodes=standalone_nodes, two_way=two_way, backlog=backlog)
+    base = Setting(
+        training_nodes=training_nodes,
+        standalone_nodes=standalone_nodes,
+        two_way=two_way,
+        backlog=backlog,
+        max_staleness=max_staleness,
+        tune=tune,
+    )
     with workers(jobs) as pool:
         try:
             report = compare(name, source, base, read_policies(policy), read_seeds(seeds), pool)

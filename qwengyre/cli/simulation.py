@@ -14,8 +14,8 @@ from qwengyre.cli.output import say
 from qwengyre.config.load import parse_override
 from qwengyre.core.errors import ConfigError
 from qwengyre.dashboard.terminal import SafeConsole
+from qwengyre.runtime.measured import measured_source
 from qwengyre.sim.compare import Report, effective
-from qwengyre.sim.measured import measured_source
 from qwengyre.sim.planner import Plan, plan_toml
 from qwengyre.sim.results import Drawn, DurationSource, Result
 from qwengyre.sim.settings import POLICY_NAMES

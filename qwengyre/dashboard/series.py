@@ -16,6 +16,7 @@ from qwengyre.telemetry.records import (
     CountsSampled,
     EvaluationFinished,
     MetricRecord,
+    PlanAdopted,
     RatesSampled,
     RolesChanged,
     RunBegan,
@@ -45,6 +46,8 @@ class RunSeries(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[RoleSpan, ...]
     levels: tuple[WaterlevelSampled, ...]
     rates: tuple[RatesSampled, ...]
+    plans: tuple[PlanAdopted, ...]
+    """Of `scheduler.tune`, in order."""
     steps: tuple[StepFinished, ...]
     evaluations: tuple[EvaluationFinished, ...]
     ended: RunEnded | None
@@ -85,7 +88,7 @@ def run_series(folder: RunFolder) -> RunSeries:
 
 def series_of(records: Iterable[MetricRecord], summary: Summary, *, label: str, is_running: bool = False) -> RunSeries:
     """As `run_series`, from records."""
-    kept: dict[type, list[Any]] = {kind: [] for kind in (RunBegan, RolesChanged, WaterlevelSampled, RatesSampled)}
+    kept: dict[type, list[Any]] = {kind: [] for kind in (RunBegan, RolesChanged, WaterlevelSampled, RatesSampled, PlanAdopted)}
     steps: dict[int, StepFinished] = {}
     evaluations: dict[int, EvaluationFinished] = {}
     ended, end_s = None, 0.0
@@ -110,6 +113,7 @@ def series_of(records: Iterable[MetricRecord], summary: Summary, *, label: str, 
         spans=tuple(role_spans(kept[RolesChanged], end_s)),
         levels=tuple(kept[WaterlevelSampled]),
         rates=tuple(kept[RatesSampled]),
+        plans=tuple(kept[PlanAdopted]),
         steps=tuple(steps[step] for step in sorted(steps)),
         evaluations=tuple(evaluations[version] for version in sorted(evaluations)),
         ended=ended,

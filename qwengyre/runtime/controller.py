@@ -23,9 +23,12 @@ from qwengyre.runtime.observer import Observer
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
 from qwengyre.runtime.records import ExecutionDone, RoleSwitched
 from qwengyre.runtime.steps import Steps
+from qwengyre.runtime.tuning import Tuning
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.scheduler import Scheduler
+from qwengyre.sim.history import History
+from qwengyre.sim.tuning import Replanned, Tuner
 
 if TYPE_CHECKING:
     from qwengyre.runtime.run_config import RunConfig
@@ -49,6 +52,8 @@ class Stations:
     observer: Observer
     order: TrainingOrder
     evaluation: EvaluationPlan
+    history: History
+    """What earlier lives of the run showed."""
 
 
 class Controller:
@@ -79,6 +84,7 @@ class Controller:
         self._drain_s: dict[int, float] = {}
         """How long the calls of a leaving cell took to move away."""
         self._num_dispatched = {"train": 0, "evaluation": 0}
+        self._tuning = Tuning(Tuner(stations.history), self._adopt_plan) if config.scheduler.tune else None
         self._patience = Patience(config.runtime.give_up_after)
         self.driver = Driver(stations.scheduler, stations.journal, stations.clock, self._handlers())
         self.driver.on_decided = self._on_decided
@@ -113,6 +119,12 @@ class Controller:
 
     def _on_decided(self, event: ev.Event, commands: list[cmd.Command]) -> None:
         self.observer.see(event, commands, self.driver.scheduler)
+        if self._tuning is not None:
+            self._tuning.see(event, commands, self.driver.scheduler)
+
+    def _adopt_plan(self, plan: Replanned) -> None:
+        self.observer.see_plan(plan)
+        self.post(ev.Retuned, **msgspec.structs.asdict(plan))
 
     # ------------------------------------------------------------------ executions
 
@@ -378,6 +390,8 @@ class Controller:
                 await self.driver.run(self.pending)
             finally:
                 self._restarts = None
+                if self._tuning is not None:
+                    self._tuning.stop()
             for cell, restarting in self._restarting.items():
                 if cell != CORE:
                     restarting.cancel()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from qwengyre.core.arrays import FLAG, VERSION, unpack
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from qwengyre.runtime.fleet import Fleet
     from qwengyre.runtime.gateway_client import GatewayClient
     from qwengyre.runtime.run_config import RunConfig
+    from qwengyre.sim.tuning import Replanned
 
 GB = 1e9
 POLL_S = 2.0
@@ -110,6 +112,14 @@ class Observer:
         for command in commands:
             if isinstance(command, cmd.OpenStep):
                 self._step_began[command.step] = event.at
+
+    def see_plan(self, plan: Replanned) -> None:
+        self.metrics.record(metric.PlanAdopted(self._now(), **msgspec.structs.asdict(plan)))
+        backlog = f", backlog {plan.backlog:g}" if plan.backlog else ""
+        self.say(
+            f"plan: {plan.steps_per_burst} steps a burst, {plan.dispatch_depth:g} steps ahead, "
+            f"two-way {'on' if plan.two_way else 'off'}{backlog}; {plan.reason}"
+        )
 
     def recount(self, done: Iterable[ExecutionDone]) -> None:
         """Executions that the journal has: the summary may have missed the last ones before a kill."""

@@ -16,6 +16,7 @@ from qwengyre.scheduler.cells import CellState
 from qwengyre.scheduler.commands import Command, Dispatch, TakeGroup
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.scheduler import Scheduler
+from qwengyre.sim.history import History
 
 
 class Recovered:
@@ -26,6 +27,7 @@ class Recovered:
         self.lives = 0
         self.at = 0.0
         self.tally = Tally()
+        self.history = History()
         self.has_started = False
         self.dispatches: list[Dispatch] = []
         self.done: dict[ExecutionId, ExecutionDone] = {}
@@ -56,6 +58,7 @@ def recover(path: Path, config: SchedulerConfig) -> Recovered:
         match record:
             case RunOpened():
                 recovered.lives += 1
+                recovered.history.begin_life()
                 recovered.at = max(recovered.at, record.at)
             case ExecutionDone():
                 recovered.done[record.execution] = record
@@ -64,6 +67,7 @@ def recover(path: Path, config: SchedulerConfig) -> Recovered:
             case ev.Event():
                 commands = recovered.scheduler.handle(record)
                 recovered.tally.see(record, commands, recovered.scheduler.state.steps_done)
+                recovered.history.see(record, commands)
                 _note(recovered, commands)
                 recovered.at = record.at
                 recovered.has_started = True

@@ -189,6 +189,7 @@ class Run:
             observer=self.observer,
             order=self.prepared.order,
             evaluation=self.prepared.evaluation,
+            history=self.recovered.history,
         )
         controller = Controller(config, stations)
         gateway_process.on_restarted = lambda: self._gateway_restarted(controller)

@@ -63,6 +63,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     In a run file it follows from `evaluation.samples`, `evaluation.greedy` and the held-out tasks.
     """
 
+    tune: bool = False
+    """Plan `steps_per_burst`, `dispatch_depth`, `two_way` and `backlog` again after every step, from what the run has measured.
+
+    Elastic only. The values of the run file are where it starts. Needs `max_staleness`, which no plan goes beyond.
+    """
+
     def __post_init__(self) -> None:
         _at_least(self, 1, "num_cells", "slots_per_cell", "groups_per_step", "executions_per_group", "steps_per_burst")
         _at_least(self, 1, "slots_per_standalone")
@@ -71,6 +77,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ValueError("dispatch_depth must be a number: how many steps' worth of groups run ahead")
         if not math.isfinite(self.backlog):
             raise ValueError("backlog must be a number: how many steps' worth of executions may wait for a slot")
+        if self.backlog and not (self.two_way and self.traits.leaves_one_by_one):
+            raise ValueError(
+                f"backlog = {self.backlog:g} has no effect without two_way = true under elastic scheduling: set two_way, or backlog = 0"
+            )
+        if self.tune and not self.traits.leaves_one_by_one:
+            raise ValueError(f"tune = true is for elastic scheduling, and policy = {self.policy!r} is not: leave tune out")
+        if self.tune and self.max_staleness is None:
+            raise ValueError("tune = true needs max_staleness, the staleness in steps that no plan may go beyond: set it")
         depth = self.dispatch_depth + self.steps_per_burst
         if self.max_staleness is not None and depth > self.max_staleness + 1:
             raise ValueError(

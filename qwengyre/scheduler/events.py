@@ -103,6 +103,17 @@ class Published(TicketedAnswer, frozen=True, tag=True):
     """Answers `Publish`: the version is durable, and every cell and standalone engine that serves has it."""
 
 
+class Retuned(Event, frozen=True, tag=True):
+    """A plan made from what the run has measured. It holds from the next publish on, which it may bring forward. Unasked, with `tune` only."""
+
+    steps_per_burst: int
+    dispatch_depth: float
+    two_way: bool
+    backlog: float
+    reason: str
+    """For people: what was simulated, and what the change is worth."""
+
+
 class CellLost(Event, frozen=True, tag=True):
     """A cell's process is gone, with its accumulator, its KV and (the core) the weights since the last checkpoint."""
 
@@ -140,6 +151,7 @@ AnyEvent = (
     | StepDone
     | CheckpointSaved
     | Published
+    | Retuned
     | CellLost
     | CellReturned
     | StandaloneLost

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
 
+import msgspec
+
 from qwengyre.core.errors import IllegalTransition
 from qwengyre.core.ids import CORE, GroupId, execution_id, standalone_server
 from qwengyre.scheduler import events as ev
@@ -52,11 +54,20 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig):
-        self.config = config
         self.state = State(config)
         self.policy = POLICIES[config.policy]()
         self._invariants = Invariants()
         self._next_ticket = 1
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """What it decides by now: the config of the run, with the last plan that was adopted."""
+        return self.state.config
+
+    @property
+    def planned(self) -> SchedulerConfig:
+        """What it will decide by after the next publish, as far as it was told."""
+        return self.state.plan or self.state.config
 
     def handle(self, event: ev.Event) -> Out:
         """Take one event; return the commands to start, in this order.
@@ -172,9 +183,10 @@ class Scheduler:
 
     def _dispatch(self, version: int, out: Out) -> None:
         """Make `version` the published one, evaluate it if it is due, and dispatch training groups up to its depth."""
-        state, config = self.state, self.config
-        is_due = _is_evaluation_due(config, state.version, version)
-        state.version = version
+        state, before = self.state, self.state.version
+        state.begin_burst(version)
+        config = state.config
+        is_due = _is_evaluation_due(config, before, version)
         if is_due:
             groups = [self._dispatch_group("evaluation", size, out) for size in config.evaluation_group_sizes]
             state.evaluations[version] = groups
@@ -297,6 +309,13 @@ class Scheduler:
         if self._is_awaited(event.ticket):
             self.state.training.advance(event)
             self.state.steps_done += 1
+            self.state.shorten_burst()
+
+    def _on_retuned(self, event: ev.Retuned, out: Out) -> None:
+        if not self.config.tune:
+            raise IllegalTransition("a run without tune", "as configured", event)
+        names = ("steps_per_burst", "dispatch_depth", "two_way", "backlog")
+        self.state.plan = msgspec.structs.replace(self.config, **{name: getattr(event, name) for name in names})
 
     def _on_checkpoint_saved(self, event: ev.CheckpointSaved, out: Out) -> None:
         self._forget_consumed(event.step)
@@ -434,6 +453,7 @@ HANDLERS: Final[dict[type[ev.Event], Callable[[Scheduler, Any, Out], None]]] = {
     ev.StepDone: Scheduler._on_step_done,
     ev.CheckpointSaved: Scheduler._on_checkpoint_saved,
     ev.Published: Scheduler._on_published,
+    ev.Retuned: Scheduler._on_retuned,
     ev.CellLost: Scheduler._on_cell_lost,
     ev.CellReturned: Scheduler._on_cell_returned,
     ev.StandaloneLost: Scheduler._on_standalone_lost,

@@ -16,12 +16,17 @@ class State:
 
     def __init__(self, config: SchedulerConfig):
         self.config = config
+        """What is decided by: the run's config, with the last plan that was adopted."""
+        self.plan: SchedulerConfig | None = None
+        """The config of the last `Retuned`, until the next publish."""
         self.cells = Cells(config.num_cells)
         self.placement = Placement()
         self.groups = GroupBuffer()
         self.training = Training()
         self.version = -1
         """The published version: steps done at the last publish; -1 before the run starts."""
+        self.burst_end = 0
+        """Steps done when the present burst is over."""
         self.steps_done = 0
         self.durable_step = 0
         """Steps of the newest checkpoint that the core can be restored from."""
@@ -61,10 +66,17 @@ class State:
         config = self.config
         return self.cells.num_alive * config.slots_per_cell + sum(self.standalone_alive) * config.slots_per_standalone
 
-    @property
-    def burst_end(self) -> int:
-        """Steps done when the present burst is over."""
-        return self.config.burst_end(self.version)
+    def begin_burst(self, version: int) -> None:
+        """`version` is published; decide by the last plan from now on."""
+        if self.plan is not None:
+            self.config, self.plan = self.plan, None
+        self.version = version
+        self.burst_end = self.config.burst_end(version)
+
+    def shorten_burst(self) -> None:
+        """End the present burst where the last plan would, but not before the steps that are done. It never grows: its groups are out."""
+        if self.plan is not None:
+            self.burst_end = max(self.steps_done, min(self.burst_end, self.plan.burst_end(self.version)))
 
     @property
     def must_publish(self) -> bool:

@@ -20,6 +20,8 @@ class Invariants:
         """Version and waterlevel at the last check."""
         self._ended = 0
         self._num_out_of_rollout = 0
+        self._num_groups_due = 0
+        """The most that (v + phi + mu) * B was at a publish so far."""
 
     def check(self, state: State, policy: Policy) -> None:
         """Raises InvariantViolated with the rule that does not hold."""
@@ -31,6 +33,10 @@ class Invariants:
 
     def _check_change(self, state: State) -> None:
         now = state.version, state.waterlevel
+        if state.version >= 0 and (self._burst is None or self._burst[0] != state.version):
+            self._num_groups_due = max(self._num_groups_due, state.config.num_groups_due(state.version))
+        if state.num_train_groups != self._num_groups_due:
+            _fail("dispatched = min(S*B, (v + phi + mu) * B)", f"{state.num_train_groups} at version {state.version}")
         if self._burst is not None and self._burst[0] == now[0] and now[1] > self._burst[1]:
             _fail("w never rises inside a burst", f"{self._burst[1]} -> {now[1]} at version {now[0]}")
         if state.num_ended < self._ended:
@@ -77,8 +83,6 @@ def _check_counts(state: State) -> None:
     if state.waterlevel != len(state.placement.live):
         _fail("w = d - f counts the live executions", f"{state.waterlevel} != {len(state.placement.live)}")
     config, groups = state.config, state.groups
-    if state.version >= 0 and state.num_train_groups != config.num_groups_due(state.version):
-        _fail("dispatched = min(S*B, (v + phi + mu) * B)", f"{state.num_train_groups} at version {state.version}")
     num_evaluating = sum(state.evaluation_left.values())
     consumed = sum(len(g) for step, g in state.consumed.items() if step >= state.steps_done)
     accounted = groups.num_out - num_evaluating + groups.num_ready + len(state.training.taken) + consumed

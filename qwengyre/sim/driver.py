@@ -31,12 +31,21 @@ class SimDriver:
     """One simulated run."""
 
     def __init__(
-        self, workload: Workload, config: SchedulerConfig, pool: Pool, durations: Durations, *, is_recorded: bool = False
+        self,
+        workload: Workload,
+        config: SchedulerConfig,
+        pool: Pool,
+        durations: Durations,
+        *,
+        is_recorded: bool = False,
+        retune: Callable[[Scheduler, ev.Event, Sequence[cmd.Command]], ev.Retuned | None] | None = None,
     ):
         self.workload, self.pool = workload, pool
         self.scheduler = Scheduler(config)
         self.durations = durations
         self.now = 0.0
+        self._retune = retune
+        """Sees every event with its commands, and may answer with a plan, which the scheduler hears at once."""
         self.num_events = 0
         self.meters = Meters(self.scheduler.state, workload, is_recorded=is_recorded)
         self._unloaded_GN: Sequence[Sequence[float]] = durations.unloaded_GN.tolist()
@@ -72,9 +81,12 @@ class SimDriver:
     def _send(self, event: ev.Event) -> None:
         self.num_events += 1
         self.meters.advance(event.at)
-        for command in self.scheduler.handle(event):
+        commands = self.scheduler.handle(event)
+        for command in commands:
             PRICES[type(command)](self, command)
         self.meters.observe(event.at)
+        if self._retune is not None and (plan := self._retune(self.scheduler, event, commands)):
+            self._send(plan)
 
     def _answer(self, event: ev.Event) -> None:
         self._sequence += 1

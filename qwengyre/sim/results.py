@@ -14,6 +14,7 @@ from qwengyre.sim.driver import SimDriver
 from qwengyre.sim.durations import Durations
 from qwengyre.sim.meters import Timeline
 from qwengyre.sim.settings import Setting, build
+from qwengyre.sim.tuning import retuner
 from qwengyre.sim.workload import Workload
 
 T = TypeVar("T")
@@ -101,11 +102,12 @@ def run_job(job: SimulationJob) -> SeedResult:
     workload = job.source.workload
     config, pool = build(workload, job.setting)
     durations = job.source.durations(job.seed)
-    meters = SimDriver(workload, config, pool, durations, is_recorded=job.is_recorded).run()
+    retune = retuner() if config.tune else None
+    meters = SimDriver(workload, config, pool, durations, is_recorded=job.is_recorded, retune=retune).run()
     return SeedResult(
         hours=meters.hours,
         bound_work=work_bound(workload, durations),
-        bound_path=path_bound(workload, config, durations),
+        bound_path=0.0 if config.tune else path_bound(workload, config, durations),  # it holds for one mu and phi
         staleness_mean=meters.staleness_mean,
         staleness_max=meters.staleness_max,
         staleness_token=meters.staleness_token,

@@ -59,6 +59,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     leave_only_for_work: bool = True
     max_staleness: int | None = None
     """Hard cap on the staleness of a group."""
+    tune: bool = False
+    """Elastic plans mu, phi, two_way and backlog again as it goes, within `max_staleness`."""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICY_NAMES:
@@ -115,8 +117,9 @@ def build(workload: Workload, setting: Setting) -> tuple[SchedulerConfig, Pool]:
         steps_per_burst=workload.steps_per_burst if mu is None else mu,
         dispatch_depth=workload.dispatch_depth if phi is None else phi,
         two_way=setting.two_way,
-        backlog=setting.backlog,
+        backlog=setting.backlog if TRAITS[variant.policy].leaves_one_by_one else 0.0,
         leave_only_for_work=setting.leave_only_for_work,
         max_staleness=setting.max_staleness,
+        tune=setting.tune and TRAITS[variant.policy].leaves_one_by_one,
     )
     return config, Pool(cell_nodes, standalone)

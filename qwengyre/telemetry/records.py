@@ -115,6 +115,16 @@ class StepFinished(Metric, frozen=True, tag=True):
     """Model calls of the step's executions."""
 
 
+class PlanAdopted(Metric, frozen=True, tag=True):
+    """With `scheduler.tune`: what the scheduler decides by from the next publish on."""
+
+    steps_per_burst: int
+    dispatch_depth: float
+    two_way: bool
+    backlog: float
+    reason: str
+
+
 class EvaluationFinished(Metric, frozen=True, tag=True):
     """Held-out tasks under one version."""
 
@@ -152,6 +162,7 @@ MetricRecord = (
     | WaterlevelSampled
     | RatesSampled
     | StepFinished
+    | PlanAdopted
     | EvaluationFinished
     | CountsSampled
     | AuditFinished

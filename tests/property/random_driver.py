@@ -26,6 +26,7 @@ ANSWER = {
     cmd.RunOptimizer: ev.StepDone,
     cmd.Publish: ev.Published,
 }
+RETUNE_RATE = 0.05
 WITH_CELL = (ev.CellDrained, ev.CellInTraining, ev.CellInRollout, ev.StepJoined, ev.MicroStepDone)
 
 
@@ -54,6 +55,9 @@ class RandomDriver:
         while not self.is_finished:
             assert len(self.events) < max_events, "the run does not end"
             at = float(len(self.events))
+            if self.scheduler.config.tune and self.rng.random() < RETUNE_RATE:
+                self._send(random_plan(self.scheduler.config, self.rng, at))
+                continue
             fault = self._fault(at) if self.rng.random() < self.fault_rate else None
             if fault is None:
                 fault = self._answer(at)
@@ -160,6 +164,14 @@ def random_config(rng: np.random.Generator) -> SchedulerConfig:
     policy = str(rng.choice(["elastic", "elastic", "colocate", "async"]))
     num_cells = int(rng.integers(2 if policy == "async" else 1, 7))
     mu, phi = int(rng.integers(1, 4)), float(rng.choice([0.0, 0.3, 0.5, 1.0, 2.0]))
+    two_way = bool(rng.integers(2))
+    max_staleness = (
+        None
+        if rng.random() < 0.5
+        else math.ceil(mu + phi) - int(rng.integers(2))
+        if mu + phi == int(mu + phi)
+        else math.ceil(mu + phi)
+    )
     return SchedulerConfig(
         policy=policy,
         num_cells=num_cells,
@@ -173,19 +185,30 @@ def random_config(rng: np.random.Generator) -> SchedulerConfig:
         executions_per_group=int(rng.integers(1, 5)),
         steps_per_burst=mu,
         dispatch_depth=phi,
-        max_staleness=None
-        if rng.random() < 0.5
-        else math.ceil(mu + phi) - int(rng.integers(2))
-        if mu + phi == int(mu + phi)
-        else math.ceil(mu + phi),
-        two_way=bool(rng.integers(2)),
-        backlog=float(rng.choice([0.0, 0.0, 0.5, 1.0, 3.0])),
+        max_staleness=max_staleness,
+        two_way=two_way,
+        backlog=random_backlog(rng) if two_way and policy == "elastic" else 0.0,
+        tune=policy == "elastic" and max_staleness is not None and bool(rng.integers(2)),
         leave_only_for_work=bool(rng.integers(2)),
         evaluation_every_steps=int(rng.integers(0, 4)),
         evaluate_at_start=bool(rng.integers(2)),
         evaluate_at_end=bool(rng.integers(2)),
         evaluation_group_sizes=(2, 1),
     )
+
+
+def random_backlog(rng: np.random.Generator) -> float:
+    return float(rng.choice([0.0, 0.0, 0.5, 1.0, 3.0]))
+
+
+def random_plan(config: SchedulerConfig, rng: np.random.Generator, at: float) -> ev.Retuned:
+    """Any plan within the cap on staleness: phi + mu <= D + 1."""
+    assert config.max_staleness is not None
+    depth = config.max_staleness + 1
+    mu = int(rng.integers(1, depth + 1))
+    phi = float(rng.choice([0.0, 0.5, 1.0])) * (depth - mu)
+    two_way = bool(rng.integers(2))
+    return ev.Retuned(at, mu, phi, two_way, random_backlog(rng) if two_way else 0.0, "at random")
 
 
 def replay(config: SchedulerConfig, journal: list[bytes]) -> list[bytes]:

@@ -11,7 +11,7 @@ from qwengyre.cli.plan import plan
 from qwengyre.cli.simulate import simulate
 from qwengyre.cli.simulation import LEFT_OUT
 from qwengyre.core.errors import ConfigError
-from tests.unit.sim.test_measured import journalled_run
+from tests.unit.runtime.test_measured import journalled_run
 
 SHORT = ["steps=3", "groups_per_step=2", "executions_per_group=4"]
 
@@ -20,7 +20,7 @@ def call_simulate(**change: object) -> None:
     simulate(
         **{
             "workload": "nl122_v1", "run": None, "seeds": "2", "policy": None, "override": SHORT, "training_nodes": 0,
-            "standalone_nodes": 0, "two_way": False, "backlog": 0.0, "json": None, "html": None, "jobs": 1, **change,
+            "standalone_nodes": 0, "two_way": False, "backlog": 0.0, "max_staleness": None, "tune": False, "json": None, "html": None, "jobs": 1, **change,
         }
     )  # fmt: skip
 

@@ -16,6 +16,10 @@ from qwengyre.scheduler.config import SchedulerConfig
         ({"evaluate_at_end": True}, "evaluation_group_sizes is empty"),
         ({"evaluation_group_sizes": (0,)}, "at least 1 execution"),
         ({"max_staleness": 1}, "cannot be kept with 2.5 steps"),
+        ({"backlog": 1.0}, "backlog = 1 has no effect without two_way = true"),
+        ({"backlog": 1.0, "two_way": True, "policy": "colocate"}, "under elastic scheduling"),
+        ({"tune": True}, "tune = true needs max_staleness"),
+        ({"tune": True, "policy": "colocate", "max_staleness": 4}, "policy = 'colocate' is not"),
     ],
 )
 def test_impossible_settings_are_refused_with_what_to_change(change: dict, message: str):

@@ -206,6 +206,49 @@ def test_backlog_never_keeps_the_last_server_from_those_who_wait():
     assert [c.cell for c in out if isinstance(c, cmd.ReturnToRollout)] == [2]
 
 
+def retuned(at: float, mu: int, phi: float) -> ev.Retuned:
+    return ev.Retuned(at, mu, phi, two_way=True, backlog=0.0, reason="told")
+
+
+def test_a_plan_holds_from_the_next_publish_on():
+    play = Play(**{**SMALL, "steps_per_burst": 2, "dispatch_depth": 0.0}, max_staleness=3, tune=True)
+    before = play.scheduler.config.num_groups_due(0)
+    play.send(retuned(play.now(), 1, 3.0))
+    assert play.scheduler.state.num_train_groups == before and play.scheduler.planned != play.scheduler.config
+    for group in range(4):
+        play.end_group(group)
+    play.switch()
+    play.finish_step()
+    assert play.said(cmd.Publish), "a burst of two steps ends after one"
+    play.answer(cmd.Publish)
+    config = play.scheduler.config
+    assert (config.steps_per_burst, config.dispatch_depth) == (1, 3.0)
+    assert play.scheduler.state.num_train_groups == config.num_groups_due(1)
+
+
+def test_a_longer_burst_waits_for_the_groups_that_it_needs():
+    play = Play(**{**SMALL, "steps_per_burst": 1, "steps": 8}, max_staleness=3, tune=True)
+    play.send(retuned(play.now(), 3, 1.0))
+    for group in range(play.scheduler.state.num_train_groups):
+        play.end_group(group)
+    play.switch()
+    play.finish_step()
+    assert play.said(cmd.Publish), "the burst that was dispatched ends where it was to end"
+    play.answer(cmd.Publish)
+    assert play.scheduler.state.burst_end == 4
+
+
+def test_a_plan_beyond_the_cap_on_staleness_is_refused():
+    play = Play(**SMALL, max_staleness=2, tune=True)
+    with pytest.raises(ValueError, match="cannot be kept with 4 steps"):
+        play.scheduler.handle(retuned(play.now(), 2, 2.0))
+
+
+def test_a_run_that_is_not_tuned_hears_no_plan():
+    with pytest.raises(IllegalTransition):
+        Play(**SMALL).scheduler.handle(retuned(1.0, 1, 1.0))
+
+
 def test_cell_in_transit_at_the_boundary_finishes_its_switch_and_turns_round():
     play = Play(**SMALL)
     play.end_group(0, ["a", "b"])

@@ -9,11 +9,11 @@ import pytest
 
 from qwengyre.core.errors import ConfigError
 from qwengyre.journal import Journal
+from qwengyre.runtime.measured import measured_source
 from qwengyre.runtime.records import ControllerRecord, Decided, RunOpened
 from qwengyre.scheduler.events import Event
 from qwengyre.sim.driver import SimDriver
 from qwengyre.sim.durations import Durations
-from qwengyre.sim.measured import measured_source
 from qwengyre.sim.results import SimulationJob, run_job
 from qwengyre.sim.settings import Setting, build
 from qwengyre.sim.workload import Workload, builtin_workloads
