@@ -37,12 +37,8 @@ def simulate(
     backlog: Annotated[
         float, typer.Option(min=0, help="With --two-way: steps' worth of executions that may wait for a slot after a publish.")
     ] = 0.0,
-    max_staleness: Annotated[
-        int | None, typer.Option(min=0, help="Hard cap on the staleness of a group, in steps. Default: none.")
-    ] = None,
-    tune: Annotated[
-        bool, typer.Option(help="Elastic plans again as it goes, from what it has shown so far; needs --max-staleness.")
-    ] = False,
+    max_staleness: Annotated[int | None, typer.Option(min=0, help="Hard cap on a group's staleness, in steps.")] = None,
+    tune: Annotated[bool, typer.Option(help="Elastic plans again as it goes; needs --max-staleness.")] = False,
     json: Annotated[
         Path | None, typer.Option(help="Write the result as JSON; - is the standard output, without the table.")
     ] = None,
