@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qwengyre.cli.sources import RunOption, WorkloadArgument
 from qwengyre.core.errors import ConfigError
 from qwengyre.sim.settings import POLICY_NAMES, Setting
+
+if TYPE_CHECKING:
+    from qwengyre.sim.compare import Report
+    from qwengyre.sim.results import DurationSource
 
 
 def simulate(
@@ -52,7 +56,7 @@ def simulate(
     from qwengyre.cli.output import say, write_text
     from qwengyre.cli.simulation import LEFT_OUT, print_table, read_policies, read_seeds, read_source
     from qwengyre.sim.compare import compare, report_json
-    from qwengyre.sim.results import SimulationJob, run_job, workers
+    from qwengyre.sim.results import workers
 
     name, source = read_source(workload, run, override or [])
     base = Setting(
@@ -75,7 +79,14 @@ def simulate(
         if run:
             say(LEFT_OUT)
     if html:
-        from qwengyre.dashboard.simulation_page import comparison_page
+        _write_picture(html, report, source)
 
-        recorded = [(r, run_job(SimulationJob(source, r.settings, report.seeds[0], True)).timeline) for r in report.results]
-        write_text(html, comparison_page(report, source.workload, recorded))
+
+def _write_picture(html: Path, report: Report, source: DurationSource) -> None:
+    """Each policy again with the first seed, recorded: hours, bounds and timelines."""
+    from qwengyre.cli.output import write_text
+    from qwengyre.dashboard.simulation_page import comparison_page
+    from qwengyre.sim.results import SimulationJob, run_job
+
+    recorded = [(r, run_job(SimulationJob(source, r.settings, report.seeds[0], True)).timeline) for r in report.results]
+    write_text(html, comparison_page(report, source.workload, recorded))
