@@ -16,18 +16,22 @@ if TYPE_CHECKING:
     from qwengyre.sim.results import DurationSource
 
 
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option("--policy", help=f"Policy to simulate; may be repeated. Default: all of {', '.join(POLICY_NAMES)}."),
+]
+OverrideOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change the workload, as in --set steps=12 --set cell_nodes=8."),
+]
+
+
 def simulate(
     workload: WorkloadArgument = None,
     run: RunOption = None,
     seeds: Annotated[str, typer.Option(help="How many seeds, or which: 5 is 0 to 4; 7,8,9 are these.")] = "5",
-    policy: Annotated[
-        list[str] | None,
-        typer.Option("--policy", help=f"Policy to simulate; may be repeated. Default: all of {', '.join(POLICY_NAMES)}."),
-    ] = None,
-    override: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change the workload, as in --set steps=12 --set cell_nodes=8."),
-    ] = None,
+    policy: PolicyOption = None,
+    override: OverrideOption = None,
     training_nodes: Annotated[
         int, typer.Option(min=0, help="Nodes that train under async. Default: the best split is searched.")
     ] = 0,
