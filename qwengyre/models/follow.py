@@ -43,7 +43,7 @@ def take_over(model: nn.Module) -> Followed:
         raise UnsupportedModel(name, f"layers of type {', '.join(sorted(unknown))} are not handled")
     try:
         model.set_attn_implementation("eager")
-        form, body = measure(model, torch.arange(FEW_TOKENS))
+        form, body = measure(model, torch.arange(FEW_TOKENS, device=model.get_input_embeddings().weight.device))
     except UnsupportedModel:
         raise
     except Exception as error:  # whatever a model's own code raises is a reason to refuse it

@@ -98,8 +98,8 @@ def _convolution(original: Callable) -> Callable:
         rows_MC, above_nK = plan.reach(x[0].T, weight.shape[1])
         out = bias if bias is not None else 0
         for tap in range(weight.shape[1]):
-            exists_n = torch.from_numpy(above_nK[:, tap] >= 0)
-            taken = rows_MC.index_select(0, torch.from_numpy(np.maximum(above_nK[:, tap], 0)))
+            exists_n = torch.from_numpy(above_nK[:, tap] >= 0).to(x.device)
+            taken = rows_MC.index_select(0, torch.from_numpy(np.maximum(above_nK[:, tap], 0)).to(x.device))
             out = out + taken * exists_n[:, None] * weight[:, weight.shape[1] - 1 - tap]
         if activation is not None:
             from transformers.activations import ACT2FN

@@ -85,7 +85,7 @@ def small_model(config: Any) -> nn.Module | None:
 
     try:
         model = AutoModelForCausalLM.from_config(shrink(config)).float().eval()
-        model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=False)
+        model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device="cpu"), use_cache=False)
     except Exception:  # whatever the family's own code makes of sizes that do not fit
         return None
     return model

@@ -27,7 +27,7 @@ class Visibility:
         causal = keys <= queries
         if self._function is None:
             return causal
-        zero = torch.zeros((), dtype=torch.int64)
+        zero = torch.zeros((), dtype=torch.int64, device=query_Q.device)
         return causal & self._function(zero, zero, queries, keys)
 
     def window(self, num_tokens: int) -> int | None:
@@ -48,10 +48,10 @@ class Visibility:
 
     def _find_window(self, num_tokens: int) -> int | None:
         """Looked for at the last position; checked at those around it, around the window's own length and at a few between."""
-        positions = torch.arange(num_tokens)
+        positions = torch.arange(num_tokens, device="cpu")
         window = int(self.sees(positions[-1:], positions).sum())
         last, at = num_tokens - 1, min(window, num_tokens - 1)
         wanted = {0, 1, last, last - 1, last - 2, at - 1, at, at + 1, *(last * part // 7 for part in range(7))}
-        queries = torch.tensor(sorted({max(0, min(last, place)) for place in wanted}))
+        queries = torch.tensor(sorted({max(0, min(last, place)) for place in wanted}), device="cpu")
         expected = (positions <= queries[:, None]) & (positions > queries[:, None] - window)
         return window if torch.equal(self.sees(queries, positions), expected) else None

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from qwengyre.core.ids import ExecutionId, GroupId, MicroStepId
 from qwengyre.core.records import CONTEXT_VERSION, MicroStep, PathSegment, Role, TrainingExecution, Trajectory
@@ -18,6 +20,24 @@ from qwengyre.trainer.rows import Targets
 from qwengyre.trajectory.layout import LayoutPath, TreeRow
 
 VOCABULARY = 61
+
+
+class InDouble(TorchFunctionMode):
+    """Within it what models ask to be computed in float32, whatever they are in (norms, routers, scans), stays in float64.
+
+    Else two ways to add up one thing are as far apart as float32's rounding, and a test in float64 shows no more than one in float32.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
+            if function is Tensor.float:
+                return args[0]
+            args = tuple(torch.float64 if value is torch.float32 else value for value in args)
+            kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in kwargs.items()}
+        return function(*args, **kwargs)
+
+
 TEMPERATURE = 0.7
 
 

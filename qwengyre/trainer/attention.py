@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwengyre.trainer import sinks
-from qwengyre.trainer.cache import LayerCache
+from qwengyre.trainer.cache import LayerCache, sums_like
 from qwengyre.trainer.kernels import kernel_for
 from qwengyre.trainer.path_attention import PathAttention
+from qwengyre.trainer.placement import wide
 
 if TYPE_CHECKING:
     from qwengyre.models.plan import ScoreRule
@@ -61,7 +62,7 @@ class ChainAttention(torch.autograd.Function):
         kernel, scale = kernel_for(query, scores.cap), scores.scale
         heads, keys, values = _views(query, key, value, cache)
         groups, n = heads.shape[1], heads.shape[2]
-        out = query.new_empty(1, n, query.shape[1], query.shape[3])
+        out = query.new_empty(1, n, query.shape[1], query.shape[3], dtype=wide(query.dtype))
         out_heads = _heads(out, key.shape[1])
         lse = query.new_empty(key.shape[1], groups, n, dtype=kernel.lse_dtype(query))
         first = tree.squares.start
@@ -76,6 +77,7 @@ class ChainAttention(torch.autograd.Function):
             _merge(out_heads[:, :, rows], lse[:, :, rows], part, part_lse)
         if sinks_H is not None:
             sinks.merge(out_heads, lse, sinks_H)
+        out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, lse, sinks_H)
         ctx.tree, ctx.kernel, ctx.scale, ctx.cache = tree, kernel, scale, cache
         return out
@@ -86,9 +88,9 @@ class ChainAttention(torch.autograd.Function):
         kernel, scale, cache, squares = ctx.kernel, ctx.scale, ctx.cache, ctx.tree.squares
         heads, keys, values = _views(query, key, value, cache)
         grad_heads, out_heads = _heads(grad, key.shape[1]), _heads(out, key.shape[1])
-        d_query = torch.zeros_like(out)
+        d_query = torch.zeros_like(out, dtype=wide(out.dtype))
         d_heads = _heads(d_query, key.shape[1])
-        d_key, d_value = (torch.zeros_like(key[0]), torch.zeros_like(value[0])) if cache is None else cache.gradients()
+        d_key, d_value = sums_like(key[0], value[0]) if cache is None else cache.gradients()
         first = squares.start
         blocks = [(a, b, a, b, True) for a, b in squares.causal]
         blocks += [(f.row_start, f.row_end, f.key_start, f.key_end, False) for f in squares.full]
@@ -102,11 +104,14 @@ class ChainAttention(torch.autograd.Function):
             grad_rows, query_rows, out_rows = queries
             dq, dk, dv = kernel.backward(grad_rows, (query_rows, *shared), (out_rows, lse_rows), causal, scale)
             d_heads[:, :, rows] += dq.reshape(d_heads[:, :, rows].shape)
-            d_key[:, cols] += dk.sum(1)
-            d_value[:, cols] += dv.sum(1)
+            d_key[:, cols] += dk.sum(1, dtype=d_key.dtype)
+            d_value[:, cols] += dv.sum(1, dtype=d_value.dtype)
         own = ctx.tree.own
         d_sinks_H = None if sinks_H is None else sinks.gradient(grad_heads, out_heads, lse, sinks_H)
-        return d_query.transpose(1, 2), d_key[:, own][None], d_value[:, own][None], d_sinks_H, None, None, None
+        d_query, d_key, d_value = (
+            x.to(query.dtype) for x in (d_query.transpose(1, 2), d_key[:, own][None], d_value[:, own][None])
+        )
+        return d_query, d_key, d_value, d_sinks_H, None, None, None
 
 
 def _heads(rows: Tensor, key_heads: int) -> Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 
 from qwengyre.core import arrays
 from qwengyre.core.records import MicroStep, TrainingExecution, Trajectory
+from qwengyre.trainer.placement import HOST
 from qwengyre.trainer.records import AuditReport
 from qwengyre.trainer.rows import Targets, layout_paths
 from qwengyre.trainer.tree_model import TreeModel
@@ -47,7 +48,7 @@ def path_logprobs(tree_model: TreeModel, trajectory: Trajectory, temperature: fl
     row = build_row([LayoutPath(token_ids_T, (((0, 0, 0), len(token_ids_T)),))])
     at = np.arange(1, len(token_ids_T))
     logp_O = tree_model.logprobs(row, _compared(at - 1, token_ids_T[at], np.full(len(at), temperature))).logp_O
-    return np.concatenate([np.zeros(1, np.float32), logp_O.numpy().astype(np.float32)])[: len(token_ids_T)]
+    return np.concatenate([np.zeros(1, np.float32), logp_O.to(HOST).numpy().astype(np.float32)])[: len(token_ids_T)]
 
 
 def _versions(execution: TrainingExecution) -> set[int]:
@@ -88,7 +89,7 @@ def _gaps(tree_model: TreeModel, executions: list[TrainingExecution], version: i
     row_O, token_O, temperature_O, behavior_O, origin_O = (np.concatenate(column) for column in columns)
     order = np.argsort(row_O, kind="stable")
     output = tree_model.logprobs(row, _compared(row_O[order], token_O[order], temperature_O[order]))
-    return np.abs(output.logp_O.numpy() - behavior_O[order]), origin_O[order]
+    return np.abs(output.logp_O.to(HOST).numpy() - behavior_O[order]), origin_O[order]
 
 
 def _compared(row_O: np.ndarray, token_O: np.ndarray, temperature_O: np.ndarray) -> Targets:

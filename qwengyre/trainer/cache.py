@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from qwengyre.trainer.placement import wide
+
 
 class LayerCache:
     """Keys (Hk, R, d) and values (Hk, R, e) of all rows of one layer, and the gradients that later rows have sent to them."""
@@ -28,10 +30,15 @@ class LayerCache:
         self.value[:, rows] = value[0].detach()
 
     def gradients(self) -> tuple[Tensor, Tensor]:
-        """The running dK and dV; zero at first use."""
+        """The running dK and dV, in the dtype of sums; zero at first use."""
         if self.d_key is None:
-            self.d_key, self.d_value = torch.zeros_like(self.key), torch.zeros_like(self.value)
+            self.d_key, self.d_value = sums_like(self.key, self.value)
         return self.d_key, self.d_value
+
+
+def sums_like(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Zeros to add gradients of `key` and `value` to."""
+    return torch.zeros_like(key, dtype=wide(key.dtype)), torch.zeros_like(value, dtype=wide(value.dtype))
 
 
 Export = tuple[Tensor, Callable[[], Tensor | None]]

@@ -64,8 +64,13 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Processes that a cell trains with; weights, gradients and optimizer state are sharded over them (FSDP2)."""
     checkpoint_every: int = 1
     """Optimizer steps between checkpoints."""
-    dtype: Literal["float32", "float64"] = "float32"
-    """Of weights, gradients and optimizer state."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where a cell trains. `auto`: its first CUDA device, or its processor when it has none. Training on CUDA has not been run."""
+    dtype: Literal["float32", "float64", "bfloat16"] = "float32"
+    """Of weights, activations and their gradients. With `bfloat16` gradients are added up, and the core keeps weights and optimizer
+    state, in float32: 2 + 4 bytes a parameter on every cell, 12 more on the core."""
+    optimizer_device: Literal["device", "host"] = "device"
+    """Where the core keeps the optimizer's state: beside the weights, or in the host's memory, where it also computes updates."""
 
     def __post_init__(self) -> None:
         positive = ("learning_rate", "max_gradient_norm", "token_weight_cap", "sequence_constant")
@@ -82,6 +87,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        if self.dtype == "bfloat16" and self.ranks > 1:
+            raise ValueError("dtype: bfloat16 in a cell of several ranks is not built: take float32, or ranks = 1")
         if self.normalizes_advantages and self.kl_coefficient:
             raise ValueError(
                 "normalize_advantages needs kl_coefficient = 0, since it would scale the KL term too: set one of them to false or 0"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qwengyre.models.head import HeadForm
+from qwengyre.trainer.placement import wide
 
 
 class Layer(NamedTuple):
@@ -27,12 +28,12 @@ PLAIN = Layer()
 
 
 class HeadResult:
-    """logp (O,) of the targets under softmax(logits / T), entropy (O,) in nats; what the backward needs."""
+    """logp (O,) of the targets under softmax(logits / T), entropy (O,) in nats; what the backward needs. In the dtype of sums."""
 
     __slots__ = ("entropy_O", "layer", "logits", "logp_O", "lse_O")
 
     def __init__(self, num_targets: int, like: Tensor, layer: Layer = PLAIN):
-        self.logp_O, self.entropy_O, self.lse_O = (like.new_empty(num_targets) for _ in range(3))
+        self.logp_O, self.entropy_O, self.lse_O = (like.new_empty(num_targets, dtype=wide(like.dtype)) for _ in range(3))
         self.layer = layer
         self.logits: Tensor | None = None
         """Logits / T, kept when all targets fit in one chunk."""
@@ -94,13 +95,23 @@ def backward(
             bias_grad_V[: form.num_words].add_(d_logits.sum(0))
         if form.scale != 1.0:
             d_logits.mul_(form.scale)
+        d_logits = d_logits.to(hidden_OH.dtype)
         d_hidden_OH[part] = d_logits @ weight_VH
         if weight_grad_VH is not None:
-            weight_grad_VH[: form.num_words].addmm_(d_logits.T, hidden_OH[part])
+            _add_product(weight_grad_VH[: form.num_words], d_logits.T, hidden_OH[part])
     result.logits = None
     return d_hidden_OH
 
 
 def _logits(hidden_OH: Tensor, weight_VH: Tensor, layer: Layer) -> Tensor:
     bias_V = None if layer.bias_V is None else layer.bias_V[: layer.form.num_words]
-    return layer.form.bend(hidden_OH @ weight_VH[: layer.form.num_words].T, bias_V)
+    products = hidden_OH @ weight_VH[: layer.form.num_words].T
+    return layer.form.bend(products.to(wide(products.dtype)), bias_V)
+
+
+def _add_product(sums: Tensor, one: Tensor, other: Tensor) -> None:
+    """sums += one @ other, whatever narrower numbers those two are of."""
+    if sums.dtype == one.dtype:
+        sums.addmm_(one, other)
+    else:
+        sums.add_(one @ other)

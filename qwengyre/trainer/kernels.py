@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from qwengyre.trainer.placement import wide
+
 
 class Kernel(Protocol):
     def forward(
@@ -58,7 +60,7 @@ class CpuFlash:
         )
 
     def lse_dtype(self, query: Tensor) -> torch.dtype:
-        return torch.float64 if query.dtype == torch.float64 else torch.float32
+        return wide(query.dtype)
 
 
 class CudaFlash:
@@ -112,7 +114,7 @@ class CudaFlash:
         return tuple(x.transpose(1, 2) for x in grads)
 
     def lse_dtype(self, query: Tensor) -> torch.dtype:
-        return torch.float32
+        return wide(query.dtype)
 
 
 TILE_SCORES = 1 << 22
@@ -136,7 +138,7 @@ class PlainKernel:
             scores, _ = self._scores(query[:, :, rows], key, scale)
             _hide(scores, rows, causal, mask)
             lse[:, :, rows] = torch.logsumexp(scores, -1)
-            out[:, :, rows] = (scores - lse[:, :, rows, None].to(scores.dtype)).exp_() @ value
+            out[:, :, rows] = (scores - lse[:, :, rows, None]).exp_().to(value.dtype) @ value
         return out, lse
 
     def backward(
@@ -150,24 +152,25 @@ class PlainKernel:
     ) -> tuple[Tensor, Tensor, Tensor]:
         (query, key, value), (out, lse) = inputs, merged
         d_query = torch.empty_like(query)
-        d_key, d_value = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (key, value))
+        d_key, d_value = (torch.zeros(x.shape, dtype=wide(x.dtype), device=x.device) for x in (key, value))
         for rows in _tiles(query, key):
             scores, slope = self._scores(query[:, :, rows], key, scale)
             _hide(scores, rows, causal, mask)
-            weight = scores.sub_(lse[:, :, rows, None].to(scores.dtype)).exp_()
-            d_value += weight.transpose(-1, -2) @ grad[:, :, rows]
+            weight = scores.sub_(lse[:, :, rows, None]).exp_()
+            d_value += weight.to(grad.dtype).transpose(-1, -2) @ grad[:, :, rows]
             inner = torch.linalg.vecdot(grad[:, :, rows], out[:, :, rows])[..., None]
-            d_scores = (grad[:, :, rows] @ value.transpose(-1, -2)).sub_(inner).mul_(weight).mul_(slope)
+            d_weight = (grad[:, :, rows] @ value.transpose(-1, -2)).to(weight.dtype)
+            d_scores = d_weight.sub_(inner).mul_(weight).mul_(slope).to(query.dtype)
             d_query[:, :, rows] = d_scores @ key
             d_key += d_scores.transpose(-1, -2) @ query[:, :, rows]
         return d_query, d_key, d_value
 
     def lse_dtype(self, query: Tensor) -> torch.dtype:
-        return torch.float64 if query.dtype == torch.float64 else torch.float32
+        return wide(query.dtype)
 
     def _scores(self, query: Tensor, key: Tensor, scale: float) -> tuple[Tensor, Tensor | float]:
-        """Scores (B, H, rows, m), and their derivative by query @ key."""
-        scores = (query @ key.transpose(-1, -2)).mul_(scale)
+        """Scores (B, H, rows, m) in the dtype of sums, and their derivative by query @ key."""
+        scores = (query @ key.transpose(-1, -2)).to(wide(query.dtype)).mul_(scale)
         if self.cap is None:
             return scores, scale
         bent = scores.div_(self.cap).tanh_()
@@ -198,6 +201,8 @@ def kernel_for(query: Tensor, cap: float | None = None, *, is_masked: bool = Fal
     """The fastest that can do it."""
     if cap is not None:
         return PlainKernel(cap)
-    if not query.is_cuda:
+    if query.device.type in ("cpu", "meta"):  # on meta memory is counted, and this one takes what fused ones take
         return _CPU
+    if not query.is_cuda:
+        return _PLAIN
     return _CUDA if query.dtype in (torch.float16, torch.bfloat16) and not is_masked else _PLAIN

@@ -22,6 +22,7 @@ from torch import Tensor
 from qwengyre.core.errors import MembershipBroken, WireError
 from qwengyre.rpc.store import StoreClient
 from qwengyre.trainer.api import Membership
+from qwengyre.trainer.placement import HOST
 from qwengyre.trainer.rendezvous import SecretStore, group_key, own_address, prove
 
 BROKEN: Final = (RuntimeError, dist.DistError, WireError, OSError)
@@ -59,7 +60,7 @@ class Members:
         return members
 
     def reduce(self, gradient: Tensor, num_members: int) -> Tensor | None:
-        """Sum `gradient` of ranks 0..num_members-1; the core gets the sum in a new array, the others None.
+        """Sum `gradient` of ranks 0..num_members-1; the core gets the sum in a new array on the host, the others None.
 
         `gradient` itself is not changed. Raises MembershipBroken when a member does not take part within the deadline; what
         the core then does with its own gradient is its decision.
@@ -70,13 +71,13 @@ class Members:
         if not 2 <= num_members <= world or rank >= num_members:
             raise ValueError(f"rank {rank} of {world} cannot reduce over {num_members} members")
         group = self._groups[num_members]
-        scratch = gradient.clone()
+        scratch = gradient.to(HOST, copy=True)
         try:
             options = dist.ReduceOptions()
             options.reduceOp, options.rootRank = dist.ReduceOp.SUM, 0
             options.timeout = timedelta(seconds=self.membership.timeout_s)
             group.reduce([scratch], options).wait()
-            group.allreduce([torch.ones(1)]).wait()
+            group.allreduce([torch.ones(1, device=HOST)]).wait()
         except (RuntimeError, dist.DistError) as error:
             raise self._broken(num_members, str(error)) from error
         return scratch if rank == 0 else None

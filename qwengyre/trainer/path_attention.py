@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from qwengyre.trainer import sinks
-from qwengyre.trainer.cache import LayerCache
+from qwengyre.trainer.cache import LayerCache, sums_like
 from qwengyre.trainer.kernels import kernel_for
+from qwengyre.trainer.placement import put, wide
 
 if TYPE_CHECKING:
     from qwengyre.models.plan import ScoreRule
@@ -44,11 +45,12 @@ def tiles(tree: TreePlan, sees: Visibility, like: Tensor) -> list[Tile]:
             end = min(start + TILE_ROWS, chain.end, last)
             path = np.concatenate([*(np.arange(a, b) for a, b in chain.runs), np.arange(chain.start, end)])
             keys = path if window is None else path[max(int(position_R[start]) - window + 1, 0) :]
-            queries, depths = (torch.from_numpy(position_R[rows].astype(np.int64)) for rows in (slice(start, end), keys))
+            queries, depths = (put(position_R[rows], like.device, torch.int64) for rows in (slice(start, end), keys))
             visible = sees.sees(queries, depths)
             seen = int(visible.any(0).int().argmax()) if window is None else 0
-            mask = torch.zeros(visible.shape, dtype=like.dtype).masked_fill_(~visible, -torch.inf)
-            found.append(Tile(slice(start - first, end - first), torch.from_numpy(keys[seen:]), mask[:, seen:].contiguous()))
+            mask = torch.zeros(visible.shape, dtype=like.dtype, device=like.device).masked_fill_(~visible, -torch.inf)
+            gathered = put(keys[seen:], like.device, torch.int64)
+            found.append(Tile(slice(start - first, end - first), gathered, mask[:, seen:].contiguous()))
     return found
 
 
@@ -68,7 +70,7 @@ class PathAttention(torch.autograd.Function):
     ):
         kernel, (keys, values) = kernel_for(query, scores.cap, is_masked=True), _sources(key, value, cache)
         groups = query.shape[1] // key.shape[1]
-        out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3])
+        out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3], dtype=wide(query.dtype))
         out_heads = out[0].transpose(0, 1).unflatten(0, (key.shape[1], groups))
         lse = query.new_empty(key.shape[1], groups, query.shape[2], dtype=kernel.lse_dtype(query))
         heads = query[0].unflatten(0, (key.shape[1], groups))
@@ -79,6 +81,7 @@ class PathAttention(torch.autograd.Function):
             lse[:, :, tile.rows] = part_lse
         if sinks_H is not None:
             sinks.merge(out_heads, lse, sinks_H)
+        out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, lse, sinks_H)
         ctx.tree, ctx.kernel, ctx.scores, ctx.cache = tree, kernel, scores._replace(sinks_H=None), cache
         return out
@@ -93,17 +96,18 @@ class PathAttention(torch.autograd.Function):
         )
         d_query = torch.empty_like(out)
         d_heads = d_query[0].transpose(0, 1).unflatten(0, split)
-        d_key, d_value = (torch.zeros_like(key[0]), torch.zeros_like(value[0])) if cache is None else cache.gradients()
+        d_key, d_value = sums_like(key[0], value[0]) if cache is None else cache.gradients()
         for tile in tiles(ctx.tree, scores.sees, query):
             inputs = (heads[:, :, tile.rows], _gather(keys, tile, split[1]), _gather(values, tile, split[1]))
             merged = (out_heads[:, :, tile.rows], lse[:, :, tile.rows])
             dq, dk, dv = kernel.backward(grad_heads[:, :, tile.rows], inputs, merged, False, scores.scale, tile.mask)
             d_heads[:, :, tile.rows] = dq
-            d_key.index_add_(1, tile.keys, dk.sum(1))
-            d_value.index_add_(1, tile.keys, dv.sum(1))
+            d_key.index_add_(1, tile.keys, dk.sum(1, dtype=d_key.dtype))
+            d_value.index_add_(1, tile.keys, dv.sum(1, dtype=d_value.dtype))
         own = ctx.tree.own
         d_sinks_H = None if sinks_H is None else sinks.gradient(grad_heads, out_heads, lse, sinks_H)
-        return d_query.transpose(1, 2), d_key[:, own][None], d_value[:, own][None], d_sinks_H, None, None, None
+        d_keys, d_values = (x[:, own][None].to(query.dtype) for x in (d_key, d_value))
+        return d_query.transpose(1, 2), d_keys, d_values, d_sinks_H, None, None, None
 
 
 def _sources(key: Tensor, value: Tensor, cache: LayerCache | None) -> tuple[Tensor, Tensor]:

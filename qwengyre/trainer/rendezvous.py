@@ -73,7 +73,7 @@ def prove(group: dist.ProcessGroup | dist.ProcessGroupGloo, rank: int, size: int
     others = [peer for peer in range(size) if peer != rank]
     sending = [group.send([_tensor(_proof(key, rank, peer))], peer, PROOF_TAG) for peer in others]
     for peer in others:
-        heard = torch.zeros(PROOF_BYTES, dtype=torch.uint8)
+        heard = torch.zeros(PROOF_BYTES, dtype=torch.uint8, device="cpu")
         group.recv([heard], peer, PROOF_TAG).wait()
         if not hmac.compare_digest(heard.numpy().tobytes(), _proof(key, peer, rank)):
             raise WireError(f"who connected as rank {peer} does not know the secret of this run")

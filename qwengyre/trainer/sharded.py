@@ -12,6 +12,7 @@ weights: they are gathered on rank 0, so that a checkpoint does not depend on th
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from qwengyre.core.errors import TrainerError
 from qwengyre.core.records import MicroStep
 from qwengyre.rpc.refusal import Refused, describe, rebuild
 from qwengyre.trainer.flat import NUM_COUNTERS, FlatParameters
+from qwengyre.trainer.placement import HOST, wide
 
 Result = TypeVar("Result")
 
@@ -34,8 +36,8 @@ class Alone:
 
     rank, size = 0, 1
 
-    def parameters(self, model: nn.Module, dtype: torch.dtype) -> FlatParameters:
-        return FlatParameters(model, dtype)
+    def parameters(self, model: nn.Module, dtype: torch.dtype, device: torch.device = HOST) -> FlatParameters:
+        return FlatParameters(model, dtype, device)
 
     def shard(self, body: nn.Module, layers: list[nn.Module]) -> None:
         """Everything is here."""
@@ -57,7 +59,7 @@ class Alone:
 
 
 class Ranks:
-    """The ranks of this cell, over torch's default process group (gloo on CPU)."""
+    """The ranks of this cell, over torch's default process group: gloo, between the memories of hosts."""
 
     def __init__(self, device: str = "cpu"):
         """Needs an initialized default process group that holds exactly the ranks of this cell."""
@@ -66,8 +68,8 @@ class Ranks:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.mesh = init_device_mesh(device, (self.size,))
 
-    def parameters(self, model: nn.Module, dtype: torch.dtype) -> ShardedParameters:
-        return ShardedParameters(model, dtype, self)
+    def parameters(self, model: nn.Module, dtype: torch.dtype, device: torch.device = HOST) -> ShardedParameters:
+        return ShardedParameters(model, dtype, self, device)
 
     def shard(self, body: nn.Module, layers: list[nn.Module]) -> None:
         """Shard each layer, then what is left of `body`, over the ranks."""
@@ -97,7 +99,7 @@ class Ranks:
 
     def most(self, count: int) -> int:
         """The largest `count` of all ranks."""
-        largest = torch.tensor([count])
+        largest = torch.tensor([count], device=HOST)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return int(largest)
 
@@ -121,9 +123,9 @@ class Ranks:
 
     def _broadcast(self, content: bytes, source: int) -> bytes:
         """The content of rank `source`, on every rank."""
-        size = torch.tensor([len(content)])
+        size = torch.tensor([len(content)], device=HOST)
         dist.broadcast(size, source)
-        heard = torch.zeros(int(size), dtype=torch.uint8)
+        heard = torch.zeros(int(size), dtype=torch.uint8, device=HOST)
         if self.rank == source:
             heard.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
         dist.broadcast(heard, source)
@@ -133,15 +135,16 @@ class Ranks:
 class ShardedParameters:
     """This rank's shards with the interface of `flat.FlatParameters`: flat copies, written back by `commit`."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks):
+    def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks, device: torch.device = HOST):
         self.parameters, self.dtype, self.ranks = dict(model.named_parameters()), dtype, ranks
+        self.sums, self.device = wide(dtype), device
         self.shapes = {name: tuple(p.to_local().shape) for name, p in self.parameters.items()}
         ends = np.cumsum([p.to_local().numel() for p in self.parameters.values()]).tolist()
         starts = [0, *ends[:-1]]
         self.spans = {name: span for name, span in zip(self.parameters, zip(starts, ends, strict=True), strict=True)}
         self.num_parameters = ends[-1]
         self.weights = torch.cat([p.to_local().detach().reshape(-1) for p in self.parameters.values()])
-        self._gradient = torch.zeros(self.num_parameters + NUM_COUNTERS, dtype=dtype)
+        self._gradient = torch.zeros(self.num_parameters + NUM_COUNTERS, dtype=self.sums, device=device)
 
     has_memory = True
 
@@ -158,14 +161,24 @@ class ShardedParameters:
 
     def decay_mask(self) -> Tensor:
         """1.0 for shards of matrices, 0.0 for those of norms and biases (N,)."""
-        mask = torch.zeros_like(self.weights)
+        mask = torch.zeros_like(self.weights, dtype=self.sums)
         for name, (a, b) in self.spans.items():
             mask[a:b] = float(self.parameters[name].ndim >= 2)
         return mask
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The weights of this rank's shards, by Hugging Face name."""
-        return {name: view.numpy() for name, view in self.views(self.weights).items()}
+        """The weights of this rank's shards, by Hugging Face name, on the host."""
+        return {name: view.numpy() for name, view in self.views(self.weights.to(HOST)).items()}
+
+    def landing(self) -> dict[str, np.ndarray]:
+        """Where `arrays` of another process can be read to; `landed` takes them."""
+        if self.device != HOST:
+            self._staged = torch.empty(self.num_parameters, dtype=self.dtype, device=HOST)
+        return {name: view.numpy() for name, view in self.views(self.weights if self.device == HOST else self._staged).items()}
+
+    def landed(self) -> None:
+        if self.device != HOST:
+            self.weights.copy_(self._staged)
 
     def whole(self, flat: Tensor) -> dict[str, np.ndarray]:
         """What the shards `flat` of all ranks hold, by name: on rank 0, {} on the others. Called by all."""
@@ -177,7 +190,7 @@ class ShardedParameters:
             layout = {"shape": parameter.shape, "stride": parameter.stride()}
             full = DTensor.from_local(view, parameter.device_mesh, parameter.placements, **layout).full_tensor()
             if self.ranks.rank == 0:
-                found[name] = full.numpy()
+                found[name] = full.to(HOST).numpy()
         return found
 
     def copy_in(self, flat: Tensor, arrays: dict[str, np.ndarray]) -> None:
@@ -198,7 +211,11 @@ class ShardedParameters:
 
     def norm(self, gradient_N: Tensor) -> float:
         """L2 over the shards of all ranks."""
-        return float(self.ranks.total(gradient_N.square().sum()).sqrt())
+        return self.root(float(torch.linalg.vector_norm(gradient_N)) ** 2)
+
+    def root(self, squares: float) -> float:
+        """L2 of numbers whose squares add up to this on this rank, over all ranks."""
+        return math.sqrt(float(self.ranks.total(torch.tensor(squares, dtype=torch.float64, device=HOST))))
 
     def zero_gradient(self) -> None:
         for parameter in self.parameters.values():

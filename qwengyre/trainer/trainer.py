@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.flat import NUM_COUNTERS
 from qwengyre.trainer.objectives import TokenBatch, TokenLoss, coefficients
 from qwengyre.trainer.optimizer import AdamW
+from qwengyre.trainer.placement import HOST, device_of, put
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
 from qwengyre.trainer.sharded import Alone, Ranks
 from qwengyre.trainer.tree_model import ALONE, RowOutput, TreeModel
@@ -36,18 +37,27 @@ from qwengyre.transfer.api import Carrier, Exposure
 
 
 class Trainer:
-    def __init__(self, model_dir: Path, config: TrainerConfig, carrier: Carrier, ranks: Alone | Ranks = ALONE):
+    def __init__(
+        self,
+        model_dir: Path,
+        config: TrainerConfig,
+        carrier: Carrier,
+        ranks: Alone | Ranks = ALONE,
+        device: torch.device | None = None,
+    ):
         """Load a Hugging Face folder. Raises UnsupportedModel for a model that tree rows would train wrongly.
 
-        `ranks`: this process is one of several that make up the cell; all of them call every method alike.
+        `ranks`: this process is one of several that make up the cell; all of them call every method alike. `device`: None is the
+        one that the config names.
         """
         self.model_dir, self.config, self.carrier = Path(model_dir), config, carrier
         self.ranks = ranks
-        self.tree_model = TreeModel.load(self.model_dir, config, ranks)
+        self.device = device_of(config.device) if device is None else device
+        self.tree_model = TreeModel.load(self.model_dir, config, ranks, self.device)
         dtype, model = getattr(torch, config.dtype), self.tree_model.model
         self.left = left_in_folder(model, self.model_dir)
         """What the folder holds that is not of this model; checkpoints keep it."""
-        self.flat = ranks.parameters(model, dtype)
+        self.flat = ranks.parameters(model, dtype, self.device)
         self.optimizer: AdamW | None = None
         self.exposure: Exposure | None = None
         self.step = -1
@@ -82,8 +92,8 @@ class Trainer:
                 self.rejected.append(micro_step)
                 raise
         self.computed.append(micro_step.micro_step)
-        counted = torch.tensor(laid.targets.counters(), dtype=self.flat.dtype)
-        self.flat.gradient[-NUM_COUNTERS:] += self.ranks.total(counted)
+        counted = torch.tensor(laid.targets.counters(), dtype=self.flat.sums, device=HOST)
+        self.flat.gradient[-NUM_COUNTERS:] += self.ranks.total(counted).to(self.device)
         return result.stats(part.micro_step, laid, time.perf_counter() - started)
 
     def flat_gradient(self) -> Tensor:
@@ -98,21 +108,21 @@ class Trainer:
         """
         started = time.perf_counter()
         sums = self.flat.gradient if summed is None else summed
-        num_tokens, num_trajectories, squared_advantages = sums[-NUM_COUNTERS:].tolist()
+        num_tokens, num_trajectories, squared_advantages = sums[-NUM_COUNTERS:].to(HOST).tolist()
         by = divisor(
             self.config.aggregates, num_executions=num_executions, num_tokens=num_tokens, num_trajectories=num_trajectories
         )
         if self.config.normalizes_advantages:
             by *= advantage_deviation(num_executions, squared_advantages)
-        gradient_N = sums[:-NUM_COUNTERS] / by if by else sums[:-NUM_COUNTERS] * 0
-        norm = self.flat.norm(gradient_N) if by else math.nan
+        sums_N = sums[:-NUM_COUNTERS]
+        norm = self.flat.norm(sums_N) / by if by else math.nan
         reason = self._refusal(num_executions, by, norm)
         scale, rate, update_norm = 1.0, 0.0, 0.0
         if not reason:
             scale = min(1.0, self.config.max_gradient_norm / (norm + 1e-6))
             optimizer = self._core_optimizer()
             rate = optimizer.learning_rate()
-            update_norm = self.flat.norm(optimizer.update(self.flat.weights, gradient_N.mul_(scale)))
+            update_norm = self.flat.root(optimizer.update(self.flat.weights, sums_N, scale / by))
             self.flat.commit()
         seconds = time.perf_counter() - started
         return StepStats(self.step, not reason, reason, num_executions, norm, scale, rate, update_norm, seconds)
@@ -135,7 +145,8 @@ class Trainer:
         """Satellite: read the core's snapshot in place. Raises StaleRead, TransferError: then the weights are unusable."""
         self.flat.restore()
         self._pulled = True
-        self.carrier.read(exposure, into=self.flat.arrays())
+        self.carrier.read(exposure, into=self.flat.landing())
+        self.flat.landed()
         self.flat.commit()
 
     def offload(self) -> None:
@@ -166,7 +177,7 @@ class Trainer:
             self.flat.commit()
 
     def whole_weights(self) -> dict[str, np.ndarray]:
-        """By Hugging Face name; on rank 0 of the cell, {} on its others."""
+        """By Hugging Face name, bfloat16 as float32; on rank 0 of the cell, {} on its others."""
         return self.flat.whole(self.flat.weights)
 
     def published(self) -> dict[str, np.ndarray]:
@@ -185,7 +196,8 @@ class Trainer:
 
         `files` is the folder whose config and tokenizer are copied beside the weights.
         """
-        optimizer, weights = self._core_optimizer(), self.whole_weights()
+        optimizer = self._core_optimizer()
+        weights = self.flat.whole(self.flat.weights if optimizer.master_N is None else optimizer.master_N)
         moments = {"first": self.flat.whole(optimizer.first_N), "second": self.flat.whole(optimizer.second_N)}
         meta = {"step": step, "num_updates": optimizer.num_updates, "extra": extra or {}}
         if self.ranks.rank == 0:
@@ -196,10 +208,12 @@ class Trainer:
         """Core: take weights and optimizer back; return the JSON that was saved (`step`, `num_updates`, `extra`)."""
         weights, moments, meta = checkpoint.read(Path(directory))
         if self.flat.spans.keys() - weights.keys():
-            weights = as_in_memory(Path(directory), self.flat.dtype)
+            weights = as_in_memory(Path(directory), self.flat.sums)
         self.flat.restore()
         self._load(weights)
         optimizer = self._core_optimizer()
+        if optimizer.master_N is not None:
+            self.flat.copy_in(optimizer.master_N, weights)
         self.flat.copy_in(optimizer.first_N, moments["first"])
         self.flat.copy_in(optimizer.second_N, moments["second"])
         optimizer.num_updates = meta["num_updates"]
@@ -208,19 +222,14 @@ class Trainer:
 
     def _train(self, laid: rows.MicroStepRow, reference_O: Tensor | None) -> _Result:
         targets, result = laid.targets, _Result()
-        as_tensor = _converter(self.flat.dtype)
-        behavior_O = as_tensor(targets.behavior_O)
-        weight_O = as_tensor(targets.weight_O)
+        device, sums = self.device, self.flat.sums
+        behavior_O, weight_O, advantage_O = (
+            put(column_O, device, sums) for column_O in (targets.behavior_O, targets.weight_O, targets.advantage_O)
+        )
+        trajectory_O, num_tokens_J = put(targets.trajectory_O, device), put(targets.num_tokens_J, device)
 
         def coefficients_of(logp_O: Tensor) -> Tensor:
-            batch = TokenBatch(
-                logp_O,
-                behavior_O,
-                as_tensor(targets.advantage_O),
-                torch.from_numpy(targets.trajectory_O),
-                torch.from_numpy(targets.num_tokens_J),
-                reference_O,
-            )
+            batch = TokenBatch(logp_O, behavior_O, advantage_O, trajectory_O, num_tokens_J, reference_O)
             coef_O, loss = coefficients(batch, weight_O, self.config)
             self._refuse_non_finite(targets, {"log-prob": logp_O, "loss": loss.loss_O, "loss gradient": coef_O})
             result.record_loss(loss, weight_O, batch)
@@ -314,7 +323,3 @@ class _Result:
             tokens_capped=self.tokens_capped,
             seconds=seconds,
         )
-
-
-def _converter(dtype: torch.dtype) -> Callable[[np.ndarray], Tensor]:
-    return lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(dtype)

@@ -21,15 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from qwengyre.core.errors import TrainerError, UnsupportedModel
-from qwengyre.models.follow import take_over
-from qwengyre.models.load import load
+from qwengyre.models.follow import Followed, take_over
+from qwengyre.models.load import load, read_config
 from qwengyre.models.plan import following
 from qwengyre.models.probe import Probe, text
 from qwengyre.models.rounding import made_of, rounding
+from qwengyre.models.shrink import small_model
 from qwengyre.trainer import head, trial
 from qwengyre.trainer.cache import RowCache
 from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.flat import place
 from qwengyre.trainer.norms import replace_norms
+from qwengyre.trainer.placement import HOST, put, wide
 from qwengyre.trainer.rows import Targets
 from qwengyre.trainer.sharded import Alone, Ranks
 from qwengyre.trainer.tree_plan import TreePlan
@@ -54,35 +57,47 @@ class RowOutput:
 
 
 class TreeModel:
-    def __init__(self, model: nn.Module, config: TrainerConfig, ranks: Alone | Ranks = ALONE):
+    def __init__(self, model: nn.Module, config: TrainerConfig, ranks: Alone | Ranks = ALONE, followed: Followed | None = None):
         """Take over `model` (a causal LM of transformers), in shards when the cell has `ranks`.
 
-        Raises UnsupportedModel for one that a tree row would train otherwise than its own forward: both are tried (`trial.py`).
+        Raises UnsupportedModel for one that a tree row would train otherwise than its own forward: both are tried (`trial.py`), unless
+        `followed` says what would be found (a model without numbers, for its memory: `footprint.py`).
         """
         self.name = type(model).__name__
         self.model, self.config, self.ranks = model, config, ALONE
         self.calls: tuple[int, int, int] | None = None
         """How often a pass asks its plan, by kind; None: it is not checked."""
-        self.form, body, layers, self.limit, has_recurrence = take_over(model)
+        self.form, body, layers, self.limit, _ = take_over(model) if followed is None else followed
         self.body, self.output, self.num_layers = _Body(model, body), model.get_output_embeddings(), len(layers)
-        if ranks.size > 1 and has_recurrence:
-            raise UnsupportedModel(self.name, "recurrent layers in a cell of several ranks are not handled")
-        self.head_chunk_tokens = max(1, config.head_logits // self.output.weight.shape[0])
-        self.calls = trial.compare(self)
+        self.layers, weight = layers, self.output.weight
+        self.device, self.sums = weight.device, wide(weight.dtype)
+        """Where inputs go, and the dtype of log-probs and of what is added up."""
+        self.head_chunk_tokens = max(1, config.head_logits // weight.shape[0])
+        if followed is None:
+            self.calls = trial.compare(self)
         self.ranks = ranks
         ranks.shard(self.body, layers)
 
     @staticmethod
-    def load(model_dir: Path, config: TrainerConfig, ranks: Alone | Ranks = ALONE) -> TreeModel:
-        """Read a folder as `save_pretrained` writes it. Raises ConfigError for one that is not whole, UnsupportedModel."""
-        model = load(model_dir, getattr(torch, config.dtype))
+    def load(model_dir: Path, config: TrainerConfig, ranks: Alone | Ranks = ALONE, device: torch.device = HOST) -> TreeModel:
+        """Read a folder as `save_pretrained` writes it. Raises ConfigError for one that is not whole, UnsupportedModel.
+
+        In narrow numbers rounding hides what a trial should find, so its family is tried in fp32 first.
+        """
+        dtype = getattr(torch, config.dtype)
+        if wide(dtype) != dtype:
+            tried = small_model(read_config(model_dir)) or load(model_dir, wide(dtype))
+            place(tried, device)
+            TreeModel(tried, config)
+        model = load(model_dir, dtype)
+        place(model, device)
         replace_norms(model)
         return TreeModel(model, config, ranks)
 
     @torch.no_grad()
     def logprobs(self, row: TreeRow, targets: Targets) -> RowOutput:
         """Log-prob and entropy of every target. No gradient, memory of one chunk."""
-        inputs = _TargetTensors(targets, self.output.weight.dtype)
+        inputs = _TargetTensors(targets, self.sums, self.device)
         chunks = self._chunks(row)
         cache = RowCache(row.num_rows) if len(chunks) > 1 else None
         parts = []
@@ -98,16 +113,16 @@ class TreeModel:
         tokens = tokens[: self.limit.num_tokens] if self.limit is not None else tokens
         row = build_row([LayoutPath(tokens.astype(np.int32), (((0, 0, 0), len(tokens)),))])
         targets, _ = trial.every_token(row)
-        exact = self.logprobs(row, targets).logp_O
+        exact = self.logprobs(row, targets).logp_O.to(HOST)
         with rounding(self.body):
-            return made_of(tokens, exact, self.logprobs(row, targets).logp_O, self.model)
+            return made_of(tokens, exact, self.logprobs(row, targets).logp_O.to(HOST), self.model)
 
     def train(self, row: TreeRow, targets: Targets, coefficients: Coefficients) -> RowOutput:
         """Forward, ask for dloss/dlogp, backward: gradients are added to the parameters' `.grad`.
 
         A TrainerError of `coefficients` on any rank leaves the gradients of all as they were.
         """
-        inputs = _TargetTensors(targets, self.output.weight.dtype)
+        inputs = _TargetTensors(targets, self.sums, self.device)
         chunks = self._chunks(row)
         cache = RowCache(row.num_rows) if len(chunks) > 1 else None
         results, hidden = [], None
@@ -147,9 +162,9 @@ class TreeModel:
             raise UnsupportedModel(self.name, f"a path of {plan.longest} tokens, of {self.limit.num_tokens}: {self.limit.reason}")
         with following(plan):
             states_1nH = self.body(
-                input_ids=torch.from_numpy(row.token_ids_R[start:end].astype(np.int64))[None],
-                position_ids=torch.from_numpy(row.position_R[start:end].astype(np.int64))[None],
-                attention_mask=torch.ones(1, end - start, dtype=torch.bool),
+                input_ids=put(row.token_ids_R[start:end], self.device, torch.int64)[None],
+                position_ids=put(row.position_R[start:end], self.device, torch.int64)[None],
+                attention_mask=torch.ones(1, end - start, dtype=torch.bool, device=self.device),
                 use_cache=False,
             )
         self.last_calls = plan.calls.as_tuple()
@@ -160,28 +175,35 @@ class TreeModel:
     def _head(self, hidden: _Hidden, inputs: _TargetTensors, at: slice) -> head.HeadResult:
         states_OH = hidden.states_nH.detach()[inputs.row_O[at] - hidden.plan.squares.start]
         bias_V = self.output.bias
-        layer = head.Layer(self.form, None if bias_V is None else bias_V.detach(), _gradient_of(bias_V))
+        layer = head.Layer(self.form, None if bias_V is None else bias_V.detach(), self._sums_of(bias_V))
         targets = (inputs.token_O[at], inputs.temperature_O[at])
         return head.logprobs(states_OH, self.output.weight.detach(), *targets, self.head_chunk_tokens, layer)
 
     def _backward(self, hidden: _Hidden, result: head.HeadResult, coef_O: Tensor, inputs: _TargetTensors, at: slice) -> None:
-        weight, states_nH = self.output.weight, hidden.states_nH
+        (weight, bias_V), states_nH = (self.output.weight, self.output.bias), hidden.states_nH
+        sums_VH = self._sums_of(weight)
         rows_O = inputs.row_O[at] - hidden.plan.squares.start
         states = (states_nH.detach()[rows_O], weight.detach())
         targets = (inputs.token_O[at], inputs.temperature_O[at])
-        d_hidden_OH = head.backward(result, coef_O, states, targets, _gradient_of(weight), self.head_chunk_tokens)
+        d_hidden_OH = head.backward(result, coef_O, states, targets, sums_VH, self.head_chunk_tokens)
         roots = [(states_nH, torch.zeros_like(states_nH).index_add_(0, rows_O, d_hidden_OH))]
         roots += [(tensor, gradient) for tensor, sent_back in hidden.plan.exports if (gradient := sent_back()) is not None]
+        own = ((weight, sums_VH), (bias_V, result.layer.bias_grad_V))
+        roots += [(p, sums.to(p.dtype)) for p, sums in own if sums is not None and sums.dtype != p.dtype]
         torch.autograd.backward(*zip(*roots, strict=True))
 
+    def _sums_of(self, parameter: Tensor | None) -> Tensor | None:
+        """Where the head adds the gradient of `parameter`; None when it has none.
 
-def _gradient_of(parameter: Tensor | None) -> Tensor | None:
-    """Where the gradient of `parameter` is added; None when it has none."""
-    if parameter is None or not parameter.requires_grad:
-        return None
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
+        That is `.grad`, or for narrow parameters zeros of their own in the dtype of sums: a root of the backward pass hands them on.
+        """
+        if parameter is None or not parameter.requires_grad:
+            return None
+        if parameter.dtype != self.sums:
+            return torch.zeros_like(parameter, dtype=self.sums)
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        return parameter.grad
 
 
 class _Body(nn.Module):
@@ -213,11 +235,11 @@ def _joined(parts: list[head.HeadResult]) -> RowOutput:
 class _TargetTensors:
     """Targets as tensors; `within` finds those of a chunk, since they are sorted by row."""
 
-    def __init__(self, targets: Targets, dtype: torch.dtype):
+    def __init__(self, targets: Targets, dtype: torch.dtype, device: torch.device):
         self._rows = targets.row_O
-        self.row_O = torch.from_numpy(targets.row_O.astype(np.int64))
-        self.token_O = torch.from_numpy(targets.token_O)
-        self.temperature_O = torch.from_numpy(targets.temperature_O).to(dtype)
+        self.row_O = put(targets.row_O, device, torch.int64)
+        self.token_O = put(targets.token_O, device)
+        self.temperature_O = put(targets.temperature_O, device, dtype)
 
     def within(self, start: int, end: int) -> slice:
         return slice(*np.searchsorted(self._rows, [start, end]).tolist())

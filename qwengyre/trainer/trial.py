@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from qwengyre.core.errors import UnsupportedModel
 from qwengyre.models.follow import sentence
 from qwengyre.models.plan import current
+from qwengyre.trainer.placement import HOST, put, wide
 from qwengyre.trainer.rows import Targets
 from qwengyre.trajectory.layout import LayoutPath, TreeRow, build_row
 
@@ -88,20 +89,23 @@ def _plain(model: nn.Module, attempt: int) -> PlainPass:
     paths, row = tree(_vocabulary(model), attempt)
     targets, token_row_O = every_token(row)
     ends = {int(rows_T[-1]) for rows_T in row.rows_P}
-    coef_O = torch.tensor([1.0 + 0.1 * at if int(token_row) in ends else 0.0 for at, token_row in enumerate(token_row_O)])
-    coef_R = torch.zeros(row.num_rows).index_copy_(0, torch.from_numpy(token_row_O), coef_O)
-    logp_R, gradients, largest = torch.zeros(row.num_rows, dtype=torch.float64), {}, 0.0
+    device = model.get_input_embeddings().weight.device
+    coef_O = torch.tensor(
+        [1.0 + 0.1 * at if int(token_row) in ends else 0.0 for at, token_row in enumerate(token_row_O)], device=HOST
+    )
+    coef_R = torch.zeros(row.num_rows, device=HOST).index_copy_(0, torch.from_numpy(token_row_O), coef_O)
+    logp_R, gradients, largest = torch.zeros(row.num_rows, dtype=torch.float64, device=HOST), {}, 0.0
     for path, rows_T in zip(paths, row.rows_P, strict=True):
-        ids_T = torch.from_numpy(path.token_ids_T.astype(np.int64))
+        ids_T = put(path.token_ids_T, device, torch.int64)
         with _embedded(model) as leaves:
             logits = model(input_ids=ids_T[None], use_cache=False).logits[0]
             largest = max(largest, float(logits.detach().abs().max()))
-            logp_T = torch.log_softmax(logits[:-1], -1).gather(1, ids_T[1:, None])[:, 0]
-            logp_R[rows_T[1:]] = logp_T.detach().double()
-            logp_T[-1].mul(coef_R[rows_T[-1]]).backward()
+            logp_T = torch.log_softmax(logits[:-1].to(wide(logits.dtype)), -1).gather(1, ids_T[1:, None])[:, 0]
+            logp_R[rows_T[1:]] = logp_T.detach().to(HOST).double()
+            logp_T[-1].mul(float(coef_R[rows_T[-1]])).backward()
         for _, leaf in leaves:
-            total = gradients.setdefault("rows", torch.zeros(row.num_rows, leaf.shape[-1], dtype=leaf.dtype))
-            total.index_add_(0, torch.from_numpy(rows_T), leaf.grad[0])
+            total = gradients.setdefault("rows", torch.zeros(row.num_rows, leaf.shape[-1], dtype=leaf.dtype, device=HOST))
+            total.index_add_(0, torch.from_numpy(rows_T), leaf.grad[0].to(HOST))
     return PlainPass(row, targets, coef_O, logp_R[token_row_O], gradients["rows"], largest)
 
 
@@ -136,11 +140,11 @@ def _differences(tree_model: TreeModel, expected: PlainPass) -> tuple[tuple[int,
 def _by_tree(tree_model: TreeModel, expected: PlainPass) -> tuple[Tensor, Tensor]:
     """Log-probs (O,) and the gradient by each row's embedding (R, H)."""
     with _embedded(tree_model.model) as leaves:
-        output = tree_model.train(expected.row, expected.targets, lambda logp_O: expected.coef_O.to(logp_O.dtype))
+        output = tree_model.train(expected.row, expected.targets, lambda logp_O: expected.coef_O.to(logp_O))
     gradient_RH = torch.zeros_like(expected.gradient_RH)
     for start, leaf in leaves:
-        gradient_RH[start : start + leaf.shape[1]] += leaf.grad[0]
-    return output.logp_O, gradient_RH
+        gradient_RH[start : start + leaf.shape[1]] += leaf.grad[0].to(HOST)
+    return output.logp_O.to(HOST), gradient_RH
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from transformers import Qwen3ForCausalLM  # noqa: F401  imported before the fork, once
 
 from qwengyre.core.errors import QwenGyreError
+from qwengyre.testing.training import InDouble
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.members import Members
 from qwengyre.trainer.sharded import Alone, Ranks
@@ -50,7 +51,10 @@ class Cell:
         return {name: array.copy() for name, array in self.trainer.whole_weights().items()}
 
     def weights(self):
-        return self.trainer.flat.weights.numpy().copy()
+        """Those that are updated: the optimizer's own where the model's are rounded from them."""
+        own = None if self.trainer.optimizer is None else self.trainer.optimizer.master_N
+        found = self.trainer.flat.weights if own is None else own
+        return found.to(self.trainer.flat.sums).numpy().copy()
 
     def apply(self, num_executions):
         stats, self.sum = self.trainer.apply(num_executions, self.sum), None
@@ -73,6 +77,8 @@ def ranks_of(model_dir: str, index: int, per_cell: int) -> Alone | Ranks:
 
 def serve(address: str, model_dir: str, prefix: str, index: int, kind: tuple[str, int, int]) -> None:
     dtype, per_cell, chunk_tokens = kind
+    if dtype == "float64":
+        InDouble().__enter__()  # for the life of this process
     cell = Cell(Path(model_dir), prefix, ranks_of(model_dir, index, per_cell), dtype, chunk_tokens)
     with Client(address, "AF_UNIX") as connection:
         connection.send((index, os.getpid()))

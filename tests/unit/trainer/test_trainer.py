@@ -217,6 +217,54 @@ def test_checkpoint_resumes_bitwise_and_carries_what_was_added(make, model_dir, 
     assert reopened.flat.spans == trainer.flat.spans
 
 
+@pytest.mark.parametrize("optimizer_device", ["device", "host"])
+def test_in_bfloat16_the_core_updates_weights_of_its_own_and_a_checkpoint_keeps_those(
+    make, model_dir, tmp_path, optimizer_device
+):
+    """An update far below the rounding of a weight is not lost, however many of them there are."""
+    changes = {"dtype": "bfloat16", "learning_rate": 1e-5, "optimizer_device": optimizer_device}
+    trainer = make(**changes)
+    first = micro_step("m0", 0, *executions())
+    run_step(trainer, first)
+    master_N, weights_N = trainer.optimizer.master_N, trainer.flat.weights
+    assert (master_N.dtype, weights_N.dtype, trainer.flat_gradient().dtype) == (torch.float32, torch.bfloat16, torch.float32)
+    assert torch.equal(weights_N, master_N.bfloat16()) and not torch.equal(weights_N.float(), master_N)
+    trainer.save_checkpoint(tmp_path / "c", 1, model_dir)
+    resumed = make(**changes)
+    resumed.load_checkpoint(tmp_path / "c")
+    for each in (trainer, resumed):
+        run_step(each, first)
+    assert torch.equal(resumed.optimizer.master_N, trainer.optimizer.master_N)
+    assert torch.equal(resumed.flat.weights, trainer.flat.weights)
+
+
+@pytest.mark.parametrize("chunk_tokens", [8192, 16])
+def test_gradients_in_bfloat16_are_those_of_float32_but_for_the_roundings_on_the_way(make, chunk_tokens):
+    """A rounding is 2**-9 of a number; some 30 follow one another in each of two layers and add up like their root; three times that."""
+    steps = [micro_step(f"m{i}", 0, e) for i, e in enumerate(executions())]
+    narrow, wide = (run_step(make(dtype=dtype, chunk_tokens=chunk_tokens), *steps)[0] for dtype in ("bfloat16", "float32"))
+    assert torch.linalg.norm(narrow - wide) <= 3 * 2**-9 * 60**0.5 * torch.linalg.norm(wide)
+
+
+def test_many_small_gradients_in_bfloat16_add_up(make):
+    """512 equal ones: sums of 8 bits would stop growing at 256."""
+    trainer = make(dtype="bfloat16", chunk_tokens=16)
+    trainer.begin_step(0)
+    trainer.compute(micro_step("m0", 0, *executions(1)))
+    once = trainer.flat_gradient().clone()
+    name = next(iter(trainer.flat.parameters))
+    parameter, view = trainer.flat.parameters[name], trainer.flat.sum_of(name)
+    for _ in range(511):
+        (parameter * once[: view.numel()].view(view.shape).bfloat16()).sum().backward()
+    torch.testing.assert_close(view, 512 * once[: view.numel()].view(view.shape), rtol=2**-8, atol=1e-6)
+
+
+def test_a_folder_that_trees_would_train_wrongly_is_refused_in_bfloat16_too(tmp_path):
+    BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=16, n_layer=1, n_head=2)).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel):
+        Trainer(tmp_path, TrainerConfig(dtype="bfloat16"), carrier=None)
+
+
 def test_folder_that_is_no_checkpoint_is_refused(make, tmp_path):
     with pytest.raises(TrainerError, match="is not a checkpoint"):
         make().load_checkpoint(tmp_path)
