@@ -11,6 +11,10 @@ COMMANDS: Final = {
         "qwengyre.bench.embedded:embedded",
         "Tokens per CPU second of the embedded engine, against Hugging Face generate.",
     ),
+    "fairness": (
+        "qwengyre.bench.fairness:fairness",
+        "What an abusive execution costs the calls of others at the gateway, and its heartbeat.",
+    ),
     "gateway": (
         "qwengyre.bench.gateway:gateway",
         "Cost of a 700,000-token execution, of 1,000 streams at once, of a small call.",

@@ -200,6 +200,9 @@ class ServedCall:
         await self._owner.add_server(ServerId("s"), self.address, TOKEN)
         return self
 
+    async def ping(self) -> None:
+        await self._owner.ping(DEADLINE_S)
+
     async def open(self, execution: str) -> str:
         opened = await self._owner.open(OpenExecution(ExecutionId(execution), server=ServerId("s")))
         return opened.key

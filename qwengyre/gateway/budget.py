@@ -1,26 +1,77 @@
-"""What one execution may have of the gateway at once, so that whatever it does the others' calls and the heartbeat go on."""
+"""What one execution may have of the gateway, at once and in all, so that whatever it does the others' calls and the heartbeat go on."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Final
 
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.protocol.fields import InvalidRequest
 
+FREE_S: Final = 0.03
+"""Time of the event loop, or of the interpreter's lock, that one request may take without being counted: somewhat more than a call of an
+execution of 700,000 tokens takes (docs/gateway.md). Others wait no longer for it."""
+BURST_S: Final = 1.0
+"""What requests that take more may have together at first, and after a long rest."""
+SHARE: Final = 1 / 200
+"""Of the loop's time, that they may have in the long run: of a hundred calls of others less than one meets them."""
+
 
 class Budget:
-    """Of one execution. `turn` is held while a request is read, matched or encoded: an execution has one of these at a time, and
-    executions take turns in the order in which they ask."""
+    """Of one execution."""
 
-    def __init__(self, config: GatewayConfig):
-        self._config = config
-        self.turn = asyncio.Lock()
+    def __init__(self, config: GatewayConfig, clock: Callable[[], float] = time.monotonic):
+        self._config, self._clock = config, clock
+        self._turn = asyncio.Lock()
+        self._busy_s, self._credit_s, self._refilled_at = 0.0, BURST_S, clock()
+        self._journal_bytes = 0
         self.num_requests = 0
         """Requests whose answer has not begun: their bodies arrive, they wait for their turn, or their tokens are counted."""
         self.body_bytes = 0
         """Of these requests."""
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Held while a request is read, matched or encoded: an execution has one of these at a time, in the order in which it asked, and
+        waits when it kept the gateway `busy` for more than its share."""
+        async with self._turn:
+            if self._refill() < 0:
+                await asyncio.sleep(-self._credit_s / SHARE)
+            self._busy_s = 0.0
+            try:
+                yield
+            finally:
+                if self._busy_s > FREE_S:
+                    self._credit_s -= self._busy_s
+
+    def _refill(self) -> float:
+        now = self._clock()
+        self._credit_s = min(BURST_S, self._credit_s + SHARE * (now - self._refilled_at))
+        self._refilled_at = now
+        return self._credit_s
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """Around what this thread does for the request that has the turn while nothing else of the gateway runs."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self._busy_s += time.thread_time() - began
+
+    def journal(self, num_bytes: int) -> None:
+        """So much was recorded of this execution."""
+        self._journal_bytes += num_bytes
+
+    def check_journal(self) -> None:
+        """Raises InvalidRequest (403, which no client tries again) when more is recorded of this execution than may be."""
+        most = self._config.max_journal_bytes_per_execution
+        if self._journal_bytes >= most:
+            message = f"this execution has recorded {self._journal_bytes} bytes of calls, and may {most} (gateway.max_journal_bytes_per_execution)"
+            raise InvalidRequest(message, status=403, code="execution_over_budget")
 
     @contextlib.contextmanager
     def request(self) -> Iterator[Taken]:

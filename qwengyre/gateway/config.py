@@ -23,6 +23,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Calls of one execution at once, and requests that are read or counted at once; more are refused with 429."""
     max_unread_bytes_per_execution: int = 128 * 1024 * 1024
     """Bodies of one execution that arrive or wait to be read, together; more are refused with 429."""
+    max_journal_bytes_per_execution: int = 1024 * 1024 * 1024
+    """What is recorded of one execution: 4 bytes for each prompt token that is new in its call, 8 for each sampled one, and some hundred for
+    each call. Further calls are refused with 403."""
     keep_alive_s: float = 10.0
     """How often a client that waits for its stream hears something in its own dialect."""
     max_hold_s: float = 3600.0
@@ -35,7 +38,13 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """What a journalled token survives: any kill of our processes, or a power cut, too."""
 
     def __post_init__(self) -> None:
-        for key in ("max_context_tokens", "max_tokens_per_call", "max_body_bytes", "max_calls_per_execution"):
+        for key in (
+            "max_context_tokens",
+            "max_tokens_per_call",
+            "max_body_bytes",
+            "max_calls_per_execution",
+            "max_journal_bytes_per_execution",
+        ):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")
         if self.max_unread_bytes_per_execution < self.max_body_bytes:

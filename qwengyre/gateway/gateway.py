@@ -92,6 +92,8 @@ class Gateway:
         self._keys: dict[bytes, Execution] = {}
         self._engines: dict[ServerId, Serving] = {}
         self._closed: dict[ExecutionId, CallLog] = {}
+        self._budgets: dict[int, Budget] = {}
+        """Of the executions that are open, by session."""
         self._num_sessions = 0
         self._encoding = asyncio.Semaphore(CONCURRENT_ENCODINGS)
         self._tasks: asyncio.TaskGroup | None = None
@@ -120,12 +122,15 @@ class Gateway:
         ended, num_records = self._ended_sessions()
         sessions: dict[int, Session] = {}
         attempts = Attempts(wanted=lambda opened: opened.session not in ended)
-        for _, record in read(self._journal.path, GatewayRecord):
+        before = 0
+        for position, record in read(self._journal.path, GatewayRecord):
+            num_bytes, before = position - before, position
             calls = attempts.apply(record)
             if calls is not None and isinstance(record, Opened):
                 sessions[record.session] = self._begin(calls)
             elif calls is not None and isinstance(record, CallStarted | CallFinished):
                 self._remember(sessions[record.session], record)
+            self._count_recorded(record, num_bytes)
         for session in sessions.values():
             self._abandon_unfinished(session)
         return num_records
@@ -160,14 +165,19 @@ class Gateway:
 
     def journal(self, record: GatewayRecord) -> None:
         """Raises the JournalError family; then nothing can be promised any more, and the gateway stops (`broken` says why)."""
+        before = self._journal.position
         try:
-            self._journal.append(record)
+            self._count_recorded(record, self._journal.append(record) - before)
         except JournalError as error:
             if self.broken is None:
                 log.critical("journal_broken", extra={"reason": str(error)})
                 self.broken = error
                 self._until.set()
             raise
+
+    def _count_recorded(self, record: GatewayRecord, num_bytes: int) -> None:
+        if (budget := self._budgets.get(record.session)) is not None:
+            budget.journal(num_bytes)
 
     async def wait_durable(self) -> None:
         if self._journal.policy == "disk":
@@ -243,7 +253,9 @@ class Gateway:
 
     async def call(self, execution: Execution, request: ModelRequest, headers: Mapping[str, str]) -> tuple[LiveCall, Reader]:
         """Start, join or go on with a call. Raises InvalidRequest, ContextOverflow, ExecutionClosed."""
-        _learn_live(execution, request)
+        execution.budget.check_journal()
+        with execution.budget.busy():
+            _learn_live(execution, request)
         joined = await self._joinable(execution, request, headers)
         if joined is not None:
             self.stats.calls_joined += 1
@@ -251,12 +263,13 @@ class Gateway:
         if len(execution.live) >= self.config.max_calls_per_execution:
             raise InvalidRequest("too many calls at once for this execution", status=429, code="too_many_calls")
         session = execution.session
-        matched = await self._match(session, request)
+        matched = await self._match(execution, request)
         if self.executions.get(execution.id) is not execution:
             raise ExecutionClosed("this execution was closed while the request was read")
-        placement = session.place(request, matched)
-        call = self.record(session, session.ask(request, placement, headers, self.now()))
-        session.index.ask(call.id, placement.matched)
+        with execution.budget.busy():
+            placement = session.place(request, matched)
+            call = self.record(session, session.ask(request, placement, headers, self.now()))
+            session.index.ask(call.id, placement.matched)
         self.stats.calls_started += 1
         self.stats.calls_joined += placement.first_index > 0
         self.stats.tokens_rendered += len(placement.new_T)
@@ -267,13 +280,17 @@ class Gateway:
     async def count(self, execution: Execution, request: ModelRequest) -> int:
         """Tokens of the prompt that this request would be, without asking it. Raises InvalidRequest."""
         try:
-            return execution.session.count(request, await self._match(execution.session, request))
+            matched = await self._match(execution, request)
+            with execution.budget.busy():
+                return execution.session.count(request, matched)
         except ContextOverflow as error:
             return error.num_tokens
 
-    async def _match(self, session: Session, request: ModelRequest) -> Match:
+    async def _match(self, execution: Execution, request: ModelRequest) -> Match:
         """Match a request; one that is very long is encoded beside the event loop before, so that other streams go on."""
-        matched = session.match(request)
+        session = execution.session
+        with execution.budget.busy():
+            matched = session.match(request)
         if session.has_much_to_encode(request, matched):
             async with self._encoding:
                 await asyncio.to_thread(session.encode_ahead, request, matched)
@@ -331,6 +348,8 @@ class Gateway:
         before = self.executions.get(opened.execution)
         if before is not None:
             self._forget_keys(before)
+            self._budgets.pop(before.session.opened.session, None)
+        self._budgets[opened.session] = execution.budget
         self.executions[opened.execution] = execution
         self._closed.pop(opened.execution, None)
         self._keys[fingerprint(keys.key)] = execution
@@ -346,6 +365,7 @@ class Gateway:
 
     def _end(self, session: Session) -> None:
         execution = self.executions.get(session.opened.execution)
+        self._budgets.pop(session.opened.session, None)
         if execution is not None and execution.session is session:
             del self.executions[session.opened.execution]
             self._forget_keys(execution)

@@ -19,21 +19,31 @@ from qwengyre.core.errors import ConfigError
 MAX_HEAD_BYTES = 128 * 1024
 HEAD_DEADLINE_S = 60.0
 """Longest time between the first and the last byte of a request's head; then the connection is closed."""
+IDLE_DEADLINE_S = 600
+"""Longest time of a connection without a request, before the first one and between two: clients connect early, and keep connections."""
 BACKLOG = 4096
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's, for clients that are slow, but not for ever: a request whose head does not come to its end holds no socket."""
+    """uvicorn's, for clients that are slow, but not for ever: a request whose head does not come to its end holds no socket, and neither
+    does a connection without one."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _is_in_head = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(IDLE_DEADLINE_S, self.transport.close)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         is_in_head = self.conn.their_state is h11.IDLE
-        if is_in_head and self._deadline is None:
+        if is_in_head and not self._is_in_head:
+            self._end_deadline()
             self._deadline = self.loop.call_later(HEAD_DEADLINE_S, self.transport.close)
         elif not is_in_head:
             self._end_deadline()
+        self._is_in_head = is_in_head
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_deadline()
@@ -62,7 +72,7 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 date_header=False,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-                timeout_keep_alive=600,
+                timeout_keep_alive=IDLE_DEADLINE_S,
                 timeout_graceful_shutdown=1,
                 backlog=BACKLOG,
             )

@@ -23,6 +23,8 @@ from qwengyre.trajectory.records import BranchCause, CallStarted
 
 LARGE_CHARS = 20_000
 """A text this long takes a tokenizer some 5 ms, which is all that the streams of others should wait."""
+TURN_CHARS = 64
+"""A turn costs the template as much as so many characters of text cost the tokenizer, at least."""
 NO_TOOLS = digest(b"no tools")
 
 
@@ -67,7 +69,8 @@ class Session:
 
     def has_much_to_encode(self, request: ModelRequest, matched: Match) -> bool:
         """Whether what is new in it is so long that its tokens should be made beside the event loop."""
-        return sum(map(len, _new_texts(request, matched))) >= LARGE_CHARS
+        texts = _new_texts(request, matched)
+        return sum(map(len, texts)) + TURN_CHARS * len(texts) >= LARGE_CHARS
 
     def encode_ahead(self, request: ModelRequest, matched: Match) -> None:
         """Encode a long request, in any thread: placing it then finds its texts encoded. Raises ContextOverflow, InvalidRequest.

@@ -20,6 +20,8 @@ from qwengyre.trajectory.match import DIGEST_BYTES, KeyedTurn, ToolUse, Turn, di
 
 T = TypeVar("T")
 MAX_STOPS = 16
+MAX_STOP_CHARS = 4096
+"""Of all of them together: they are recorded with every call, and looked for in every piece of its answer."""
 MAX_CACHED_BYTES = 48 * 1024 * 1024
 """Of one execution's messages; the longest body that is accepted fits by default."""
 
@@ -147,6 +149,8 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
         raise InvalidRequest(f"at most {MAX_STOPS} stop strings", param="stop")
+    if sum(map(len, stops)) > MAX_STOP_CHARS:
+        raise InvalidRequest(f"stop strings of at most {MAX_STOP_CHARS} characters together", param="stop")
     return tuple(text for text in stops if text)
 
 

@@ -7,7 +7,7 @@ import asyncio
 import uvicorn
 from uvicorn.server import ServerState
 
-from qwengyre.gateway.listener import HEAD_DEADLINE_S, PatientProtocol
+from qwengyre.gateway.listener import HEAD_DEADLINE_S, IDLE_DEADLINE_S, PatientProtocol
 
 
 class Loop:
@@ -53,13 +53,23 @@ def connected() -> tuple[PatientProtocol, Loop, Transport]:
 
 def test_head_that_does_not_end_holds_no_socket():
     protocol, loop, transport = connected()
-    assert loop.later == []  # a client may connect early and say nothing
+    (idle,) = loop.later  # a client may connect early and say nothing
+    assert idle.when() == IDLE_DEADLINE_S
     for part in (b"POST /v1/messages HTTP/1.1\r\n", b"host: x\r\n", b"x-slow: "):
         protocol.data_received(part)
     (deadline,) = loop.later
     assert deadline.when() == HEAD_DEADLINE_S
     deadline._run()
     assert transport.is_closed
+
+
+def test_a_connection_without_a_request_holds_no_socket_for_ever():
+    protocol, loop, transport = connected()
+    (idle,) = loop.later
+    idle._run()
+    assert transport.is_closed
+    protocol.connection_lost(None)
+    assert loop.later == []
 
 
 def test_head_that_ends_is_given_all_the_time_of_its_call():
