@@ -15,10 +15,20 @@ from qwengyre.config.load import load
 from qwengyre.core.errors import ConfigError
 from qwengyre.images.config import SandboxConfig
 from qwengyre.sandbox.config import HarnessConfig, LimitsConfig
+from qwengyre.sandbox.suites.folders import write_tasks
+from qwengyre.sandbox.suites.pull import pull
+from qwengyre.sandbox.suites.repositories import nl2repo, terminal_bench
+from qwengyre.sandbox.suites.rows import questions, swe_rows
 from qwengyre.sandbox.task import Task, check_tasks
 from qwengyre.sandbox.task_images import with_images
 
-COMMANDS = {"check": ("qwengyre.cli.tasks:check", "Validate a folder of tasks; say what is wrong, file and line.")}
+FORMATS = ("terminal-bench", "swe-rows", "nl2repo", "questions")
+
+COMMANDS = {
+    "check": ("qwengyre.cli.tasks:check", "Validate a folder of tasks; say what is wrong, file and line."),
+    "pull": ("qwengyre.cli.tasks:pull_suite", "Get tasks from a git address, a folder or an index of suites."),
+    "import": ("qwengyre.cli.tasks:import_suite", "Write tasks of another format as task folders."),
+}
 
 
 def check(
@@ -51,6 +61,54 @@ def check(
     num_unsolved = _solve(tasks, isolation) if solve else 0
     if num_errors or num_unsolved:
         raise typer.Exit(1)
+
+
+def pull_suite(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A folder, a git address (with #COMMIT), or NAME[@VERSION] in --index.")
+    ],
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="Where the tasks go; a folder that does not exist.")],
+    index: Annotated[Path | None, typer.Option(metavar="FILE", help="Index of suites, as Harbor's registry.json.")] = None,
+) -> None:
+    """Get a folder of tasks (Harbor / Terminal-Bench format), and say what is wrong with it."""
+    say(f"{pull(source, target, index)} tasks in {target}")
+    say(f"next: qwengyre tasks check {target} --solve")
+
+
+def import_suite(
+    form: Annotated[str, typer.Argument(metavar="FORMAT", help=f"{', '.join(FORMATS)}.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A folder, or a file of JSON lines or Parquet.")],
+    target: Annotated[Path, typer.Argument(metavar="DIR", help="Where the task folders go.")],
+    command: Annotated[str, typer.Option("--test-command", help="swe-rows: runs tests, and says PASSED or FAILED of each.")] = "",
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="nl2repo: a key of [sandbox], such as sandbox.store=DIR."),
+    ] = None,
+) -> None:
+    """Write tasks of another format as task folders. docs/tasks-and-harnesses.md says what each format is, and a recipe for it.
+
+    terminal-bench: folders with task.yaml. swe-rows: rows as SWE-bench has them. nl2repo: test_files of NL2RepoBench. questions: rows with
+    question and answer, or a checker.
+    """
+    if form not in FORMATS:
+        raise ConfigError(f"{form!r} is not a format: {', '.join(FORMATS)}", key="FORMAT")
+    if not source.exists():
+        raise ConfigError("does not exist", file=str(source))
+    read = {
+        "terminal-bench": lambda: terminal_bench(source),
+        "swe-rows": lambda: swe_rows(source, command),
+        "nl2repo": lambda: nl2repo(source, _sandbox(overrides or [], False)),
+        "questions": lambda: questions(source),
+    }[form]
+    number = 0
+    for task in write_tasks(read(), target):
+        number += 1
+        for warning in task.warnings:
+            say(f"{task.name}: warning: {warning}")
+    if not number:
+        raise ConfigError(f"no task of the format {form} in it", file=str(source))
+    say(f"{number} tasks in {target}")
+    say(f"next: qwengyre tasks check {target} --solve")
 
 
 def _sandbox(overrides: list[str], host_programs: bool) -> SandboxConfig:
