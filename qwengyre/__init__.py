@@ -37,6 +37,7 @@ __all__ = [
     "CellTrainer",
     "Drawn",
     "Inline",
+    "RecordedRun",
     "RunConfig",
     "RunFolder",
     "Scheduler",
@@ -58,6 +59,7 @@ __all__ = [
 
 _PLACES: Final = {
     "engines.api": ("CellEngine", "Serving"),
+    "recorded.run": ("RecordedRun",),
     "runtime.check": ("check_run",),
     "runtime.run_config": ("RunConfig", "load_run"),
     "runtime.train": ("train",),

@@ -14,11 +14,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from qwengyre.cli.output import say, write_text
-from qwengyre.cli.run_records import RunSources, read_scores
 from qwengyre.cli.train import run_in
 from qwengyre.config.dump import dump_toml
 from qwengyre.core.errors import ConfigError, EngineError
 from qwengyre.core.records import Validity
+from qwengyre.recorded.run import RecordedRun
 from qwengyre.runtime.records import ExecutionDone
 from qwengyre.runtime.run_config import RunConfig, load_run
 from qwengyre.telemetry.folder import RunFolder
@@ -92,8 +92,7 @@ def evaluate(
     config = msgspec.structs.replace(config, runtime=runtime)
     folder = RunFolder.create(runs_dir, config.runtime.name, dump_toml(config))
     run_in(config, folder, is_new=True, on_stderr=as_json == "-")
-    sources = RunSources(folder.gateway_journal, folder.controller_journal, folder.config)
-    found = evaluated(str(folder.path), read_scores(sources).done.values())
+    found = evaluated(str(folder.path), RecordedRun.of(folder).scores.done.values())
     if as_json != "-":
         show(found)
     if as_json:

@@ -13,12 +13,12 @@ import typer
 from qwengyre.cli.chat_rows import Chatml, chat_row
 from qwengyre.cli.options import named_as
 from qwengyre.cli.output import replaced, say
-from qwengyre.cli.run_context import RunSettings, find_tokenizer, load_harness_rules, run_settings
-from qwengyre.cli.run_records import RunSources, Scores, last_attempts, open_run, read_scores
+from qwengyre.cli.run_context import RunSettings, find_tokenizer, load_harness_rules, open_run, run_settings
 from qwengyre.core.arrays import FLAG, LOGPROB, TOKEN, VERSION, unpack
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.ids import ExecutionId, GroupId
 from qwengyre.core.records import Trajectory
+from qwengyre.recorded.run import RecordedRun, Scores
 from qwengyre.runtime.records import ExecutionDone
 from qwengyre.trajectory.advantages import group_advantages
 from qwengyre.trajectory.calls import CallLog
@@ -84,11 +84,10 @@ def export(
 
     Executions of advantage 0 are written too; those that were not sampled for training (evaluations, T = 0) have no trainable token and no row.
     """
-    sources = open_run(run)
-    settings = run_settings(sources)
+    recorded = open_run(run)
+    settings = run_settings(recorded)
     rules = load_harness_rules(settings, harness_rules)
-    scores = read_scores(sources)
-    rows = _rows(sources, settings, rules, scores, j_max)
+    rows = _rows(recorded, settings, rules, j_max)
     wanted = (row for row in rows if min_reward is None or (row.reward is not None and row.reward >= min_reward))
     if (form or FORMATS.get(out.suffix)) is None:
         raise ConfigError(f"its name tells no format: end it in {' or '.join(FORMATS)}, or give --format", file=str(out))
@@ -96,7 +95,7 @@ def export(
         with replaced(out) as part:
             num_rows = write_parquet(wanted, part)
     else:
-        folder = find_tokenizer(sources, settings, tokenizer)
+        folder = find_tokenizer(recorded, settings, tokenizer)
         if folder is None:
             raise ConfigError("no tokenizer lies in the run: name the model's folder", key="--tokenizer")
         chatml = open_chatml(folder, {"name": renderer} if renderer else settings.renderer)
@@ -109,15 +108,13 @@ def export(
     say(f"wrote {num_rows:,} trajectories to {out}")
 
 
-def _rows(
-    sources: RunSources, settings: RunSettings, rules: tuple[HarnessRules, ...], scores: Scores, j_max: int | None
-) -> Iterator[ExportRow]:
+def _rows(run: RecordedRun, settings: RunSettings, rules: tuple[HarnessRules, ...], j_max: int | None) -> Iterator[ExportRow]:
     most = (settings.trajectory.j_max if j_max is None else j_max) or None
-    advantages = group_advantages_of(scores, settings.trajectory)
-    for recorded in last_attempts(sources, scores):
+    advantages = group_advantages_of(run.scores, settings.trajectory)
+    for recorded in run.last_attempts():
         if not recorded.is_trainable:
             continue
-        done = scores.done.get(recorded.opened.execution)
+        done = run.scores.done.get(recorded.opened.execution)
         tree = TrajectoryTree(recorded)
         rng = execution_rng(settings.seed, recorded.opened.execution)
         chosen = sample_trajectories(tree, assign_roles(tree.calls, rules), j_max=most, rng=rng)

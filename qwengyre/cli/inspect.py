@@ -16,14 +16,14 @@ from rich.text import Text
 from rich.tree import Tree
 
 from qwengyre.cli.output import say_data, write_text
-from qwengyre.cli.run_context import find_tokenizer, load_harness_rules, run_settings, text_decoder
-from qwengyre.cli.run_records import Scores, find_execution, last_attempts, open_run, read_scores
+from qwengyre.cli.run_context import find_tokenizer, load_harness_rules, open_run, run_settings, text_decoder
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.records import Role
 from qwengyre.core.text import one_line
 from qwengyre.dashboard.terminal import SafeConsole
 from qwengyre.dashboard.tree_page import tree_page
 from qwengyre.dashboard.tree_rows import NodeRow, numbers, short, tree_rows
+from qwengyre.recorded.run import Scores
 from qwengyre.runtime.records import ExecutionDone
 from qwengyre.trajectory.calls import CallLog
 from qwengyre.trajectory.harness_rules import HarnessRules
@@ -76,12 +76,11 @@ def inspect(
 ) -> None:
     """List the executions of a run, or show the tree of one."""
     _refuse_useless(execution, {"--attempt": attempt, "--html": html, "--tokenizer": tokenizer}, as_json)
-    sources = open_run(run)
-    settings = run_settings(sources)
+    found = open_run(run)
+    settings = run_settings(found)
     rules = load_harness_rules(settings, harness_rules)
-    scores = read_scores(sources)
     if execution is None:
-        lines = [_line(recorded, scores, rules) for recorded in last_attempts(sources, scores)]
+        lines = [_line(recorded, found.scores, rules) for recorded in found.last_attempts()]
         lines.sort(key=lambda line: line.execution)
         if as_json:
             for line in lines:
@@ -89,10 +88,10 @@ def inspect(
         else:
             _print(lambda console: _listing(lines, console))
         return
-    recorded = find_execution(sources, scores, execution, attempt)
+    recorded = found.find(execution, attempt)
     tree = TrajectoryTree(recorded)
-    rows = tree_rows(tree, assign_roles(tree.calls, rules), text_decoder(find_tokenizer(sources, settings, tokenizer)))
-    line = _line(recorded, scores, rules)
+    rows = tree_rows(tree, assign_roles(tree.calls, rules), text_decoder(find_tokenizer(found, settings, tokenizer)))
+    line = _line(recorded, found.scores, rules)
     if html is not None:
         write_text(html, tree_page(f"Execution {execution}", _facts(line), rows))
     else:

@@ -16,6 +16,7 @@ LAYERS = (
     ("cell",),
     ("launchers", "testing"),
     ("runtime", "doctor"),
+    ("recorded",),
     ("dashboard",),
     ("cli",),
     ("bench",),

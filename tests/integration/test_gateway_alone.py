@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from qwengyre.cli.main import application
-from qwengyre.cli.run_records import recorded_executions
 from qwengyre.core.arrays import LOGPROB, TOKEN, unpack
 from qwengyre.core.errors import ConfigError
 from qwengyre.gateway.rendering import Rendering
+from qwengyre.recorded.run import RecordedRun
 from qwengyre.testing.completions_server import CompletionsServer
 from qwengyre.testing.engines import write_tiny_qwen3
 from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
@@ -88,7 +88,7 @@ def test_harnesses_are_served_and_recorded_and_it_goes_on_after_a_stop(tmp_path)
             body = server.bodies[0]
             assert (body["model"], body["return_token_ids"], body["top_k"], body["top_p"]) == ("served", True, -1, 1.0)
             assert body["max_tokens"] == 500 - len(body["prompt"])
-        records = {recorded.opened.execution: recorded for recorded in recorded_executions(tmp_path / "records" / "gateway.log")}
+        records = {recorded.opened.execution: recorded for recorded in RecordedRun.open(tmp_path / "records").attempts()}
         events = records["one"].records()
         starts = [event for event in events if isinstance(event, CallStarted)]
         sampled = [event for event in events if isinstance(event, TokensSampled)]
@@ -130,7 +130,7 @@ def test_a_model_here_is_served_and_recorded(tmp_path):
             with pytest.raises(openai.BadRequestError, match=r"prompt is too long: \d+ tokens > 200 maximum"):
                 await create(model="m", messages=[{"role": "user", "content": "x" * 300}])
         assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
-        (recorded,) = recorded_executions(tmp_path / "records" / "gateway.log")
+        (recorded,) = RecordedRun.open(tmp_path / "records").attempts()
         events = recorded.records()
         sampled: dict[object, list[int]] = {}
         for event in events:

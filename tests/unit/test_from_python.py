@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import qwengyre
+from qwengyre.bench.made_up_run import MadeUpRun, write_made_up_run
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "from-python.md").read_text(encoding="utf-8")
@@ -37,8 +38,12 @@ def test_import_alone_loads_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
-def test_the_examples_run(monkeypatch: pytest.MonkeyPatch):
+def test_the_examples_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(ROOT)
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    assert len(examples) >= 4
-    exec(compile("\n".join(examples), "docs/from-python.md", "exec"), {"__name__": "from_python"})
+    assert len(examples) >= 5
+    names = {"__name__": "from_python"}
+    exec(compile("\n".join(examples), "docs/from-python.md", "exec"), names)
+    folder = write_made_up_run(tmp_path, MadeUpRun(num_executions=8, executions_per_group=2, groups_per_step=2))
+    rewards = names["rewards"](str(folder.path))
+    assert len(rewards) == 8 and all(num_trainable > 0 for _, num_trainable in rewards.values())

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from qwengyre.cli.main import application
 from qwengyre.cli.output import write_text
-from qwengyre.cli.run_records import last_attempts, open_run, read_scores
 from qwengyre.core.arrays import LOGPROB, TOKEN, pack
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.gateway.templates.jinja import ChatTemplate
 from qwengyre.journal import Journal
+from qwengyre.recorded.run import RecordedRun
 from qwengyre.runtime.records import CallCounts, ControllerRecord, Decided, ExecutionDone
 from qwengyre.scheduler.commands import Dispatch
 from qwengyre.testing.call_records import PLAIN
@@ -222,8 +222,7 @@ class TestOfALiveRun:
     """The journals grow while they are read, and end anywhere."""
 
     def test_an_execution_that_opens_between_two_readings_is_not_seen(self, run):
-        sources = open_run(run)
-        seen = last_attempts(sources, read_scores(sources))
+        seen = RecordedRun.open(run).last_attempts()
         first = next(seen)
         book = Book(run / "journal" / "gateway.log", first_session=5)
         book.execution("e000002-1", [MAIN], closed=False)
@@ -232,12 +231,12 @@ class TestOfALiveRun:
         assert [one.opened.execution for one in (first, *seen)] == ["e000000-0", "e000000-1", "e000001-0", "e000002-0"]
 
     def test_an_execution_that_was_dispatched_after_the_scores_were_read_is_not_seen(self, run):
-        sources = open_run(run)
-        scores = read_scores(sources)
+        recorded = RecordedRun.open(run)
+        assert not recorded.scores.is_empty
         book = Book(run / "journal" / "gateway.log", first_session=5)
         book.execution("e000003-0", [MAIN], closed=False)
         book.journal.close()
-        assert "e000003-0" not in [one.opened.execution for one in last_attempts(sources, scores)]
+        assert "e000003-0" not in [one.opened.execution for one in recorded.last_attempts()]
 
     def test_wherever_the_journals_end_every_reader_reads_them(self, run, tmp_path):
         journals = [run / "journal" / name for name in ("controller.log", "gateway.log")]

@@ -1,0 +1,1 @@
+"""What a run recorded, read while it goes on or afterwards: its executions, their calls and their scores."""
