@@ -81,7 +81,7 @@ def test_partial_work_has_its_score(bench: Bench):
     ],
 )
 def test_ends(bench: Bench, code: str, end: End, exit_code: int | None):
-    outcome = bench.run(code, config=bench.kit.config(timeout_s=15.0 if end is not End.HARNESS_TIMEOUT else 4.0))
+    outcome = bench.run(code, config=bench.kit.config(timeout_s=20.0 if end is End.HARNESS_TIMEOUT else None))
     assert (outcome.end, outcome.validity, outcome.exit_code) == (end, Validity.VALID, exit_code), outcome.detail
     assert outcome.score == (0.75 if end is End.HARNESS_TIMEOUT else 0.0)
 

@@ -120,3 +120,21 @@ def test_a_disk_that_fills_up(tmp_path: Path):
         assert left(one) == []
     finally:
         ctypes.CDLL(None).umount2(os.fsencode(disk), 2)
+
+
+@pytest.mark.skipif(shutil.which("podman") is None or os.geteuid() != 0, reason="needs podman, and images of its own: root")
+def test_podman_builds_a_dockerfile(tmp_path: Path):
+    """Without a step that runs: what podman needs for one differs from machine to machine."""
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "file.txt").write_text("copied")
+    (context / "Dockerfile").write_text("FROM scratch\nWORKDIR /app\nCOPY file.txt .\nENV A=1\nUSER 12:34\n")
+    one = store(tmp_path)
+    image = one.get(WantedImage(context=str(context)))
+    assert Path(image.root, "app", "file.txt").read_text() == "copied"
+    assert (image.workdir, image.user.uid, image.user.gid, image.env["A"]) == ("/app", 12, 34, "1")
+    (context / "Dockerfile").write_text("FROM scratch\nCOPY missing.txt .\n")
+    with pytest.raises(ImageError, match=r"building .* failed: [\s\S]*missing\.txt"):
+        one.get(WantedImage(context=str(context)))
+    said = subprocess.run(["podman", "images", "--format", "{{.Names}}"], capture_output=True, text=True, check=True).stdout
+    assert "qwengyre-build" not in said
