@@ -117,7 +117,10 @@ def read_settings(overrides: list[str] | None, renderer: str, max_context_tokens
 
 
 def process_config(model: Path, out: Path, port: int, gateway: GatewayConfig) -> GatewayProcessConfig:
-    """Raises ConfigError for a folder without a tokenizer."""
+    """Raises ConfigError for a folder that is missing, or has no tokenizer."""
+    if not model.is_dir():
+        wrong = "this is a file: name the folder of a model" if model.exists() else "there is no such folder: name a model's"
+        raise ConfigError(wrong, file=str(model))
     if not (model / "tokenizer.json").is_file():
         raise ConfigError("there is no tokenizer.json in this folder: name a model's", file=str(model))
     return GatewayProcessConfig(
@@ -178,7 +181,9 @@ async def _serve_alone(config: GatewayProcessConfig, open_engine: OpenEngine, na
             execution.route.set(SERVER)
             base = f"http://{config.host}:{server.listening.port}{execution.keys.path}"
             anthropic = base.removesuffix("/v1")
-            say(f"{name}: OPENAI_BASE_URL={base} ANTHROPIC_BASE_URL={anthropic} API_KEY={execution.keys.key}")
+            say(
+                f"{name}: OPENAI_BASE_URL={base} ANTHROPIC_BASE_URL={anthropic} GOOGLE_GEMINI_BASE_URL={anthropic} API_KEY={execution.keys.key}"
+            )
         await server.stop.wait()
     say(f"records: {config.journal}")
 

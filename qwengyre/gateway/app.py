@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any, Final
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -14,9 +15,9 @@ from qwengyre.core.errors import ContextOverflow, EngineUnavailable, ExecutionCl
 from qwengyre.gateway.answer_log import Reader
 from qwengyre.gateway.body import ClientGone, read_body
 from qwengyre.gateway.call import LiveCall
-from qwengyre.gateway.dialects import BY_COUNT_PATH, BY_PATH, DIALECTS, dialect_of
+from qwengyre.gateway.dialects import DIALECTS, dialect_of, place_of
 from qwengyre.gateway.gateway import Execution, Gateway
-from qwengyre.gateway.protocol.dialect import AnswerHead, Dialect
+from qwengyre.gateway.protocol.dialect import AnswerHead, Dialect, Place
 from qwengyre.gateway.protocol.fields import InvalidRequest
 from qwengyre.gateway.protocol.request import ModelRequest
 from qwengyre.gateway.protocol.surrogates import mended
@@ -27,7 +28,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_PATH: Final = re.compile(r"^(?:/e/(?P<token>[^/]*))?/*(?:v1/)*(?P<rest>[^?]*)$")
+_PATH: Final = re.compile(r"^(?:/e/(?P<token>[^/]*))?/*(?:(?P<version>v1(?:alpha|beta)?\d*)/)*(?P<rest>[^?]*)$")
 JSON: Final = (b"content-type", b"application/json")
 LARGE_BODY_BYTES: Final = 128 * 1024
 """Takes a tenth of a millisecond to read, which a thread costs, too."""
@@ -46,9 +47,19 @@ class HarnessApp:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         parts = _PATH.match(scope["path"])
         rest = parts["rest"].strip("/") if parts else ""
-        dialect = dialect_of(rest, headers)
+        query = scope["query_string"].decode("latin-1")
+        place = place_of(rest, query)
+        dialect = place.dialect if place is not None else dialect_of(headers)
         try:
-            await self._route(scope, receive, send, headers=headers, token=parts["token"] if parts else None, rest=rest)
+            execution = None
+            if scope["method"] != "HEAD" and rest != "api/hello":
+                execution = self._authenticate(headers, parse_qs(query), parts["token"] if parts else None)
+            if execution is None:
+                await _respond(send, 200, b"{}")
+            elif place is None:
+                await self._describe(scope, send, execution, rest, is_gemini=bool(parts and parts["version"] == "v1beta"))
+            else:
+                await self._serve(scope, receive, send, execution=execution, headers=headers, place=place)
         except InvalidRequest as error:
             message = dialect.error(error.status, error.message, code=error.code, param=error.param)
             await self._refuse(send, error.status, message)
@@ -75,31 +86,32 @@ class HarnessApp:
                 if now - reader.heard_at >= every_s:
                     reader.event.set()
 
-    async def _route(self, scope: Scope, receive: Receive, send: Send, *, headers: dict, token: str | None, rest: str) -> None:
-        method = scope["method"]
-        if method == "HEAD" or rest == "api/hello":
-            await _respond(send, 200, b"{}")
-            return
-        execution = self._authenticate(headers, token)
-        if rest == "models" or rest.startswith("models/"):
-            await _respond(send, 200, _models(execution.session.opened.model, rest.removeprefix("models").strip("/")))
-            return
-        asks_for = BY_PATH.get(rest) or BY_COUNT_PATH.get(rest)
-        if asks_for is None:
-            known = ", ".join(f"/v1/{dialect.path}" for dialect in DIALECTS)
+    async def _describe(self, scope: Scope, send: Send, execution: Execution, rest: str, *, is_gemini: bool) -> None:
+        """Say which models there are. Raises InvalidRequest for any other path."""
+        if rest != "models" and not rest.startswith("models/"):
+            known = ", ".join(f"/{dialect.version}/{dialect.path}" for dialect in DIALECTS)
             raise InvalidRequest(f"there is nothing at {scope['path'][:200]!r}; there is {known} and /v1/models", status=404)
-        if method != "POST":
-            raise InvalidRequest(f"{method} is not allowed here: POST", status=405)
+        describe = _gemini_models if is_gemini else _models
+        await _respond(send, 200, describe(execution.session.opened.model, rest.removeprefix("models").strip("/")))
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, *, execution: Execution, headers: dict, place: Place
+    ) -> None:
+        if scope["method"] != "POST":
+            raise InvalidRequest(f"{scope['method']} is not allowed here: POST", status=405)
+        if place.wrong:
+            raise InvalidRequest(place.wrong)
+        dialect = place.dialect
         with execution.budget.request() as taken:
             body = await read_body(receive, headers, self._gateway.config, taken)
             async with execution.budget.turn():
-                request = await self._parse(asks_for, body, execution)
-                if rest in BY_COUNT_PATH:
+                request = place.told(await self._parse(dialect, body, execution))
+                if place.is_count:
                     num_tokens = await self._gateway.count(execution, request)
-                    await _respond(send, 200, asks_for.count(num_tokens), request.ignored)
+                    await _respond(send, 200, dialect.count(num_tokens), request.ignored)
                     return
                 call, reader = await self._gateway.call(execution, request, headers)
-        await self._answer(asks_for, request, call, reader, receive=receive, send=send)
+        await self._answer(dialect, request, call, reader, receive=receive, send=send)
 
     async def _parse(self, dialect: Dialect, body: bytes, execution: Execution) -> ModelRequest:
         """Raises InvalidRequest. A large body is read beside the event loop: message by message, between which others have the interpreter."""
@@ -112,10 +124,11 @@ class HarnessApp:
         self._gateway.stats.characters_mended += num_mended
         return request
 
-    def _authenticate(self, headers: dict[str, str], token: str | None) -> Execution:
+    def _authenticate(self, headers: dict[str, str], query: dict[str, list[str]], token: str | None) -> Execution:
         """The execution that this key, or this path, opens. A key of another execution opens nothing."""
         scheme, _, bearer = headers.get("authorization", "").strip().partition(" ")
-        given = headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else scheme)
+        key = headers.get("x-api-key") or headers.get("x-goog-api-key") or query.get("key", [""])[0]
+        given = key or (bearer.strip() if scheme.lower() == "bearer" else scheme)
         by_key = self._gateway.by_key(given) if given else None
         if token is None:
             execution = by_key
@@ -258,6 +271,13 @@ async def _disconnected(receive: Receive) -> None:
 
 def _head(call: LiveCall) -> AnswerHead:
     return AnswerHead(id=answer_id(call.tokens.id), created=int(call.tokens.started.at), prompt_tokens=call.num_prompt)
+
+
+def _gemini_models(model: str, asked: str) -> bytes:
+    """As `_models`, in the form of Gemini's clients."""
+    methods = ["generateContent", "countTokens"]
+    entry = {"name": f"models/{asked or model}", "displayName": asked or model, "supportedGenerationMethods": methods}
+    return msgspec.json.encode(entry if asked else {"models": [entry]})
 
 
 def _models(model: str, asked: str) -> bytes:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from typing import Final
 
 from qwengyre.gateway.protocol.chat import ChatDialect
-from qwengyre.gateway.protocol.dialect import Dialect
+from qwengyre.gateway.protocol.dialect import Dialect, Place
+from qwengyre.gateway.protocol.gemini import GeminiDialect
 from qwengyre.gateway.protocol.messages import MessagesDialect
 from qwengyre.gateway.protocol.responses import ResponsesDialect
 
-DIALECTS: Final[tuple[Dialect, ...]] = (ChatDialect(), MessagesDialect(), ResponsesDialect())
+DIALECTS: Final[tuple[Dialect, ...]] = (ChatDialect(), MessagesDialect(), ResponsesDialect(), GeminiDialect())
 BY_NAME: Final = {dialect.name: dialect for dialect in DIALECTS}
-BY_PATH: Final = {dialect.path: dialect for dialect in DIALECTS}
-BY_COUNT_PATH: Final = {dialect.count_path: dialect for dialect in DIALECTS if dialect.count_path}
+SIGNS: Final = {"anthropic-version": "messages", "x-goog-api-key": "gemini"}
+"""Headers that only clients of one dialect send."""
 
 
-def dialect_of(path: str, headers: dict[str, str]) -> Dialect:
-    """The dialect to answer in, also on a path that says nothing: only Anthropic's clients name a version in a header."""
-    known = BY_PATH.get(path) or BY_COUNT_PATH.get(path)
-    return known or BY_NAME["messages" if "anthropic-version" in headers else "chat"]
+def place_of(path: str, query: str) -> Place | None:
+    """What a path, after its version, asks for; None: nothing that is served."""
+    return next((place for dialect in DIALECTS if (place := dialect.place(path, query))), None)
+
+
+def dialect_of(headers: dict[str, str]) -> Dialect:
+    """The dialect to answer in on a path that says nothing."""
+    return BY_NAME[next((name for header, name in SIGNS.items() if header in headers), "chat")]

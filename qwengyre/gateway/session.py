@@ -139,7 +139,7 @@ class Session:
 
     def learn(self, call: RecordedCall, said: AnswerSoFar, seen: Seen) -> None:
         """Remember an answer as far as the client saw it: `seen`, which reads as `said`."""
-        turn = said.turn() if call.started.dialect == "chat" else said_in_blocks(said.blocks())
+        turn = said_in_blocks(said.blocks()) if BY_NAME[call.started.dialect].has_blocks else said.turn()
         for use in turn.tool_uses:
             self.issued[use.id] = use
         self.items.said[answer_id(call.id)] = said.blocks()

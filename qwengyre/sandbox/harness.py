@@ -40,6 +40,9 @@ RESERVED: Final = frozenset(
         "ANTHROPIC_API_KEY",
         "ANTHROPIC_AUTH_TOKEN",
         "ANTHROPIC_MODEL",
+        "GOOGLE_GEMINI_BASE_URL",
+        "GEMINI_API_KEY",
+        "GEMINI_MODEL",
     }
 )
 """Variables that every execution gets for itself: its address and key at the gateway."""
@@ -181,5 +184,8 @@ def harness_environment(host: SandboxHost, gateway: GatewayAddress, spec: Execut
         "ANTHROPIC_API_KEY": spec.key,
         "ANTHROPIC_AUTH_TOKEN": spec.key,
         "ANTHROPIC_MODEL": spec.model,
+        "GOOGLE_GEMINI_BASE_URL": base,
+        "GEMINI_API_KEY": spec.key,
+        "GEMINI_MODEL": spec.model,
     }
     return host.environment(host.home(files.folder, image), image) | PATIENCE | spec.task.agent_env | host.config.env | address

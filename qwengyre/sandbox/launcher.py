@@ -190,7 +190,7 @@ def _never_called(ended: _HarnessEnd) -> Outcome:
     """Nothing was sampled, so nothing can be trained; a harness that fails before its first call says why in its output."""
     if ended.detail.partition("\n")[2].startswith(("bwrap: ", "overlay: ")):
         return _unscored(End.SETUP_FAILED, Validity.PLACEHOLDER, ended.detail, ended.exit_code)
-    detail = f"the harness ended without a model call: does it use OPENAI_BASE_URL or ANTHROPIC_BASE_URL?\n{ended.detail}".strip()
+    detail = f"the harness ended without a model call: does it use OPENAI_BASE_URL, ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL?\n{ended.detail}".strip()
     return _unscored(End.NEVER_CALLED, Validity.DROPPED, detail, ended.exit_code)
 
 

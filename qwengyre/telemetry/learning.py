@@ -26,7 +26,7 @@ CAUSES: Final = (
     Cause(
         lambda step: step.num_calls == step.tokens_trained == 0,
         "no harness called the model",
-        "whether the harness reads OPENAI_BASE_URL or ANTHROPIC_BASE_URL; try one task by itself: qwengyre run-task",
+        "whether the harness reads OPENAI_BASE_URL, ANTHROPIC_BASE_URL or GOOGLE_GEMINI_BASE_URL; try one task by itself: qwengyre run-task",
     ),
     Cause(
         lambda step: step.num_mixed_groups == 0 and step.reward_mean == step.reward_std == 0,

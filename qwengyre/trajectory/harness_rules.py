@@ -158,6 +158,12 @@ BUILTIN: tuple[HarnessRules, ...] = (
         ),
     ),
     HarnessRules(
+        name="gemini-cli",
+        detect=(Condition(header="user-agent", value=r"^GeminiCLI\b"),),
+        summary=(Condition(marker="gemini-compact"),),
+        markers=(Marker("gemini-compact", "system", r"distilling chat history into a structured XML <state_snapshot>"),),
+    ),
+    HarnessRules(
         name="opencode",
         detect=(Condition(header="user-agent", value=r"^opencode/"),),
         agent_header="x-session-id",

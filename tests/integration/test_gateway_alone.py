@@ -54,7 +54,9 @@ async def started(folder: Path, arguments: list[str], *executions: str) -> Async
     clients = {}
     for _ in executions:
         line = (await process.stdout.readline()).decode()
-        name, base, key = re.fullmatch(r"(\S+): OPENAI_BASE_URL=(\S+) ANTHROPIC_BASE_URL=\S+ API_KEY=(\S+)\n", line).groups()
+        name, base, key = re.fullmatch(
+            r"(\S+): OPENAI_BASE_URL=(\S+) ANTHROPIC_BASE_URL=\S+ GOOGLE_GEMINI_BASE_URL=\S+ API_KEY=(\S+)\n", line
+        ).groups()
         clients[name] = openai.AsyncOpenAI(base_url=base, api_key=key, max_retries=0)
     try:
         yield clients

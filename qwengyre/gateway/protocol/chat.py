@@ -25,6 +25,7 @@ class ChatDialect(Dialect):
     name = "chat"
     path = "chat/completions"
     count_path = ""
+    has_blocks = False
     tool_id_prefix = "call_"
     fields = chat_request.FIELDS
     parts: ClassVar = {

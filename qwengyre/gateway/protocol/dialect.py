@@ -53,18 +53,47 @@ class AnswerStream(Protocol):
         ...
 
 
+class Place(msgspec.Struct, frozen=True):
+    """What a path asks for."""
+
+    dialect: Dialect
+    is_count: bool = False
+    """How long the prompt is, and no answer."""
+    model: str | None = None
+    stream: bool | None = None
+    """None: the body says it, as with `model`."""
+    wrong: str = ""
+    """Why it cannot be served as it is asked for."""
+
+    def told(self, request: ModelRequest) -> ModelRequest:
+        """The request with what its path says."""
+        if self.model is None:
+            return request
+        return msgspec.structs.replace(request, model=self.model, stream=bool(self.stream))
+
+
 class Dialect(ABC):
     name: ClassVar[str]
+    version: ClassVar[str] = "v1"
+    """What its paths begin with."""
     path: ClassVar[str]
     """After the base URL."""
     count_path: ClassVar[str]
     """Where prompts are counted; empty: nowhere."""
+    has_blocks: ClassVar[bool]
+    """Texts of an answer come back parted as they were: a call between them makes two. Else they come back as one."""
     tool_id_prefix: ClassVar[str]
     """What clients expect an id of a tool call to begin with."""
     fields: ClassVar[Mapping[str, Field]]
     """Of a body."""
     parts: ClassVar[Mapping[str, Mapping[str, Field]]]
     """Of what the body holds, by place: messages or items, content, tools."""
+
+    def place(self, path: str, query: str) -> Place | None:
+        """What a path, after its version, asks of this dialect; None: nothing."""
+        if path == self.path:
+            return Place(self)
+        return Place(self, is_count=True) if self.count_path and path == self.count_path else None
 
     @abstractmethod
     def parse(self, body: bytes, cache: ItemCache) -> ModelRequest:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-import msgspec
-
 from qwengyre.gateway.protocol import messages_request, sse
 from qwengyre.gateway.protocol.deltas import (
     AnswerSoFar,
@@ -20,7 +18,7 @@ from qwengyre.gateway.protocol.deltas import (
     Usage,
 )
 from qwengyre.gateway.protocol.dialect import AnswerHead, AnswerStream, Dialect, kind_of
-from qwengyre.gateway.protocol.request import ItemCache, ModelRequest
+from qwengyre.gateway.protocol.request import ItemCache, ModelRequest, arguments_object
 
 SIGNATURE: Final = "qwengyre"
 """Clients send thinking back only with a signature."""
@@ -31,6 +29,7 @@ class MessagesDialect(Dialect):
     name = "messages"
     path = "messages"
     count_path = "messages/count_tokens"
+    has_blocks = True
     tool_id_prefix = "toolu_"
     fields = messages_request.FIELDS
     parts: ClassVar = {
@@ -154,18 +153,10 @@ class _Stream:
 
 def _content(block: Block) -> dict:
     if block.use is not None:
-        return {"type": "tool_use", "id": block.use.id, "name": block.use.name, "input": _input(block.use.arguments)}
+        return {"type": "tool_use", "id": block.use.id, "name": block.use.name, "input": arguments_object(block.use.arguments)}
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": block.text, "signature": SIGNATURE}
     return {"type": "text", "text": block.text}
-
-
-def _input(arguments: str) -> object:
-    """The arguments as an object; text that is no JSON object under the name that Claude Code gives it."""
-    try:
-        return msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])
-    except (msgspec.MsgspecError, RecursionError):
-        return {"__unparsedToolInput": arguments}
 
 
 def _error(message: str, kind: str) -> dict:

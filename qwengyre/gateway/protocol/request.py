@@ -44,10 +44,10 @@ class Tools(msgspec.Struct, frozen=True):
     names: dict[str, Any] = {}
     """What the dialect needs to say a call back, by tool name."""
 
-    def need(self, name: str) -> None:
-        """Raises InvalidRequest when no tool has this name."""
+    def need(self, name: str, field: str = "tool_choice") -> None:
+        """Raises InvalidRequest when no tool has this name, which stands in `field`."""
         if all(spec["function"]["name"] != name for spec in self.specs):
-            raise InvalidRequest(f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
+            raise InvalidRequest(f"{field} names {name!r}, which is not among the tools", param=field)
 
 
 class ParsedItem(msgspec.Struct, frozen=True):
@@ -167,6 +167,14 @@ def arguments_text(arguments: str | dict | None) -> str:
     if not isinstance(arguments, str):
         return msgspec.json.encode(arguments or {}).decode()
     return "{}" if arguments.strip() in ("", "null") else arguments
+
+
+def arguments_object(arguments: str) -> object:
+    """The arguments as an object; text that is no JSON object under the name that Claude Code gives it."""
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        return {"__unparsedToolInput": arguments}
 
 
 def tools_of(specs: Sequence[dict], names: dict[str, Any] | None = None) -> Tools:

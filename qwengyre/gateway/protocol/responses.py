@@ -32,6 +32,7 @@ class ResponsesDialect(Dialect):
     name = "responses"
     path = "responses"
     count_path = "responses/input_tokens"
+    has_blocks = True
     tool_id_prefix = "call_"
     fields = responses_request.FIELDS
     parts: ClassVar = {

@@ -33,7 +33,13 @@ class Upload:
     def __init__(self, bench, execution):
         self.parts: asyncio.Queue[bytes] = asyncio.Queue()
         self.status = 0
-        scope = {"type": "http", "method": "POST", "path": PATH, "headers": [(b"x-api-key", execution.keys.key.encode())]}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": PATH,
+            "query_string": b"",
+            "headers": [(b"x-api-key", execution.keys.key.encode())],
+        }
         self.task = asyncio.ensure_future(bench.harness_app(scope, self._receive, self._send))
 
     async def _receive(self):

@@ -188,4 +188,6 @@ async def test_a_move_carries_the_kv_so_that_nothing_is_computed_twice(bench, pr
         assert (moved.calls_moved, moved.tokens_moved, moved.tokens_recomputed) == (1, row.num_prompt + 3, 0)
         assert bench.gateway.stats.tokens_recomputed_after_move == 0
         assert destination.stats().tokens_prefilled == 1
+        [call] = await bench.gateway.close(execution.id)
+        assert call.finished.num_moves == 1, "what a run's report adds up is what its gateway moved"
         carrier.close()

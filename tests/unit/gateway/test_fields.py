@@ -36,17 +36,21 @@ FORCED = {
     "responses": ["required", {"type": "function", "name": "run"}],
 }
 LIMIT = {"chat": "max_tokens", "messages": "max_tokens", "responses": "max_output_tokens"}
-NAMES = [dialect.name for dialect in DIALECTS]
+NAMES = ["chat", "messages", "responses"]
+"""Gemini says in its path and below other names what these say in the body: tests/unit/gateway/test_gemini.py."""
 
 
 def body(name: str, said: str | list = "hi", /, **more) -> dict:
+    if name == "gemini":
+        parts = [{"text": said}] if isinstance(said, str) else said
+        return {"contents": [{"role": "user", "parts": parts}], **more}
     key = "input" if name == "responses" else "messages"
     return {key: [{"role": "user", "content": said}], **more}
 
 
 async def post(bench, execution, name: str, body: dict | bytes, **headers):
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    path = f"/v1/{BY_NAME[name].path}"
+    path = f"/v1/{BY_NAME[name].path.format(model='policy')}"
     return await begin(bench.harness_app, "POST", path, headers={"x-api-key": execution.keys.key, **headers}, body=data).finish()
 
 
@@ -83,13 +87,13 @@ def told(field: Honored | Ignored | RefusedField) -> str:
 
 
 def printed(dialect) -> str:
-    lines = [f"### `/v1/{dialect.path}`"]
+    lines = [f"### `/{dialect.version}/{dialect.path}`"]
     for place, fields in {"body": dialect.fields, **dialect.parts}.items():
         lines += [f"| {place} | |", "| --- | --- |", *(f"| `{name}` | {told(field)} |" for name, field in fields.items()), ""]
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS, ids=NAMES)
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 def test_the_page_prints_the_table_of_the_code(dialect):
     assert printed(dialect) in PAGE, f"docs/gateway.md should say:\n{printed(dialect)}"
 
@@ -182,6 +186,10 @@ def in_a_message(name: str, place: str, kind: str) -> dict:
             return {"messages": [{"role": "user", "content": content}]}
         case "responses", "input items":
             return {"input": [{"type": kind}]}
+        case "gemini", "generationConfig":
+            return body("gemini", generationConfig={kind: {"x": 1}})
+        case "gemini", "parts":
+            return body("gemini", [{kind: {"x": 1}}])
     if place.startswith("tools"):
         return body(name, tools=[{"type": kind, kind: {"name": "x"}}])
     return body(name, [{"type": kind}])

@@ -56,7 +56,8 @@ def test_the_environment_is_made_not_inherited(host, tmp_path, monkeypatch):
     assert (environment["A"], environment["B"]) == ("task", "config")
     assert environment["OPENAI_BASE_URL"] == "http://127.0.0.1:9/x/7/v1"
     assert environment["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:9/x/7"
-    assert environment["OPENAI_API_KEY"] == environment["ANTHROPIC_API_KEY"] == "secret"
+    assert environment["GOOGLE_GEMINI_BASE_URL"] == environment["ANTHROPIC_BASE_URL"]
+    assert environment["GEMINI_API_KEY"] == environment["OPENAI_API_KEY"] == environment["ANTHROPIC_API_KEY"] == "secret"
     assert environment["API_TIMEOUT_MS"] == "3600000"
 
 
