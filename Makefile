@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-browser test-recurrence test-models test-harnesses lint types bubblewrap clean help
+.PHONY: quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-browser test-recurrence test-models test-harnesses test-clients lint types bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -60,7 +60,7 @@ test-models: setup  ## Every causal language model of transformers, tiny: exact 
 	$(BIN)/python -m pytest checks/test_models.py
 
 HARNESSES := .harnesses
-test-harnesses: setup $(patsubst %,$(HARNESSES)/%/.installed,node mini-swe-agent aider-chat)  ## Slow: harnesses of others, installed and run unchanged.
+test-harnesses: setup $(patsubst %,$(HARNESSES)/%/.installed,node gemini mini-swe-agent aider-chat)  ## Slow: harnesses of others, installed and run unchanged.
 	$(BIN)/python -m pytest checks/test_harnesses.py checks/test_live_harnesses.py
 
 $(HARNESSES)/mini-swe-agent/.installed: VERSION := 2.4.6
@@ -70,9 +70,31 @@ $(HARNESSES)/%/.installed:
 	$(@D)/bin/pip install --quiet --disable-pip-version-check $*==$(VERSION)
 	@touch $@
 
+$(HARNESSES)/gemini/.installed:
+	npm install --no-audit --no-fund --silent --prefix $(@D) @google/gemini-cli@0.61.0
+	@touch $@
+
 $(HARNESSES)/node/.installed:
 	npm install --no-audit --no-fund --silent --prefix $(@D) @anthropic-ai/claude-code@2.1.220 @openai/codex@0.171.0 \
 	  @qwen-code/qwen-code@0.24.4 opencode-ai@1.18.33 node@22
+	@touch $@
+
+CLIENTS := .clients
+test-clients: setup $(patsubst %,$(CLIENTS)/%/.installed,python old google node)  ## Slow: client libraries of others, unchanged: a tool loop each, in every dialect.
+	$(BIN)/python -m pytest checks/test_clients.py
+
+$(CLIENTS)/python/.installed: PACKAGES := openai==3.57.0 anthropic==2.14.0 litellm==1.110.2 openai-agents==0.24.0 langchain-openai==1.7.4 \
+  langchain-anthropic==1.7.10 'pydantic-ai-slim[openai,anthropic,google]==2.68.0' 'smolagents[openai,litellm]==1.26.0'
+$(CLIENTS)/old/.installed: PACKAGES := litellm==1.75.0
+$(CLIENTS)/google/.installed: PACKAGES := google-genai==3.6.1
+$(CLIENTS)/%/.installed:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check $(PACKAGES)
+	@touch $@
+
+$(CLIENTS)/node/.installed:
+	npm install --no-audit --no-fund --silent --prefix $(@D) ai@7.0.173 @ai-sdk/openai@4.0.118 @ai-sdk/anthropic@4.0.105 \
+	  @ai-sdk/google@4.0.121 zod@4.6.7
 	@touch $@
 
 VENV_VLLM := .venv-vllm
@@ -116,4 +138,4 @@ bubblewrap:
 	fi
 
 clean:  ## Remove the virtual environment and caches; runs stay.
-	rm -rf $(VENV) $(VENV_VLLM) $(HARNESSES) .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VENV_VLLM) $(HARNESSES) $(CLIENTS) .pytest_cache .hypothesis .ruff_cache .mypy_cache

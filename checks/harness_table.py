@@ -130,6 +130,31 @@ def qwen() -> Harness:
     return Harness("qwen-code", start, script, ALL)
 
 
+def gemini() -> Harness:
+    """Its sub-agents end by a call of their own, and compaction asks twice: for the summary, and whether anything is missing in it."""
+
+    def shell(command: str) -> tuple[str, str]:
+        return "run_shell_command", f'{{ "description":"Run \\u0069t" ,  "command":"{command}"}}'
+
+    def delegate(prompt: str) -> tuple[str, str]:
+        return "invoke_agent", f'{{"agent_name":"generalist", "prompt":{json.dumps(prompt)}}}'
+
+    def start(base: str, key: str) -> Start:
+        environment = {
+            "GOOGLE_GEMINI_BASE_URL": base.removesuffix("/v1"),
+            "GEMINI_API_KEY": key,
+            "GEMINI_CLI_TRUST_WORKSPACE": "true",
+        }
+        settings = {"security": {"auth": {"selectedType": "gemini-api-key"}}, "model": {"compressionThreshold": 0.06}}
+        cli = INSTALLED / "gemini/node_modules/@google/gemini-cli/bundle/gemini.js"
+        command = ["node", str(cli), "--yolo", "--model", "policy", "--prompt", TASK]
+        return Start(command, environment, files={".gemini/settings.json": json.dumps(settings)})
+
+    ended = tools(("complete_task", '{"result": {"response": "reviewed"}}'))
+    script = Script(work(shell, delegate, big=4), (*review(shell)[:-1], ended), r"distilling chat history into a structured XML")
+    return Harness("gemini-cli", start, script, ALL)
+
+
 def opencode() -> Harness:
     def shell(command: str) -> tuple[str, str]:
         return "bash", f'{{ "timeout" : 10000.0,  "description":"Run it", "command":"{command}" }}'
@@ -196,4 +221,4 @@ def aider() -> Harness:
     return Harness("aider", start, Script(tuple(steps), (), summary, side), frozenset({"main", "main-summary"}))
 
 
-HARNESSES = (claude(), codex(), qwen(), opencode(), mini_swe_agent(), aider())
+HARNESSES = (claude(), codex(), qwen(), gemini(), opencode(), mini_swe_agent(), aider())

@@ -46,7 +46,9 @@ def train(
         if has_finished(folder):
             from qwengyre.dashboard.report import write_report
 
-            say(f"{folder.path} has finished, there is nothing to go on with; its report: {write_report(folder)}")
+            say(
+                f"{folder.path} has finished, there is nothing to go on with; its report: {write_report(folder)}{_further(folder)}"
+            )
             return
     else:
         config = load_run(run_file, overrides or [])  # type: ignore[arg-type]
@@ -77,6 +79,16 @@ def run_in(config: RunConfig, folder: RunFolder, *, is_new: bool, on_stderr: boo
     except KeyboardInterrupt:
         say(f"go on with: qwengyre train --resume {shlex.quote(str(folder.path))}", err=True)
         raise
+
+
+def _further(folder: RunFolder) -> str:
+    """How to train on from a finished run: its scheduler has decided all that it was asked to, so it takes another run."""
+    from qwengyre.trainer.checkpoint import checkpoints
+
+    last = max(checkpoints(folder.checkpoints).items(), default=None)
+    if last is None:
+        return ""
+    return f"\nTo train on from its weights, with a new optimizer: qwengyre train {folder.config} --set policy.model={last[1]}"
 
 
 def _refuse_other_decisions(begun: RunConfig, config: RunConfig) -> None:

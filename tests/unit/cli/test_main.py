@@ -19,6 +19,7 @@ from qwengyre.runtime.records import ControllerRecord
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.metrics import Metrics
 from qwengyre.telemetry.records import FINISHED, RunEnded
+from qwengyre.trainer.checkpoint import META, place
 from tests.integration.run_kit import RunKit
 
 
@@ -166,7 +167,11 @@ def test_a_change_that_a_finished_run_cannot_take_is_refused_and_not_ignored(tmp
     with Metrics(folder) as metrics:
         metrics.record(RunEnded(1.0, FINISHED))
     Journal.open(folder.controller_journal, ControllerRecord).close()
-    assert "has finished" in run("train", "--resume", str(folder.path)).stdout
+    for step in (2, 10):
+        place(folder.checkpoints, step).mkdir()
+        (place(folder.checkpoints, step) / META).write_text("{}")
+    told = " ".join(run("train", "--resume", str(folder.path)).stdout.split())
+    assert "has finished" in told and f"qwengyre train {folder.config} --set policy.model={place(folder.checkpoints, 10)}" in told
     result = run("train", "--resume", str(folder.path), "--set", f"{key}=12")
     assert result.exit_code == 2 and f"{key}: a run is resumed with the value it began with" in result.stderr
 
