@@ -66,7 +66,7 @@ class Tab:
     """A page of the browser, with everything that it complained about."""
 
     def __init__(self, chromium, address: str, **settings):
-        self.context = chromium.new_context(**({"viewport": {"width": 1280, "height": 860}} | settings))
+        self.context = chromium.new_context(**({"viewport": {"width": 1180, "height": 760}} | settings))
         self.context.set_default_timeout(WAIT_MS)
         self.page = self.context.new_page()
         self.complaints: list[str] = []

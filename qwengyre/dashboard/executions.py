@@ -17,9 +17,9 @@ from qwengyre.core.ids import ExecutionId, GroupId, group_of, index_of
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.journal import read
 from qwengyre.journal.frames import HEADER
-from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone
-from qwengyre.scheduler.commands import Dispatch, Start, TakeGroup
-from qwengyre.scheduler.events import Event
+from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone, RunOpened
+from qwengyre.scheduler.commands import CloseStep, Compute, Dispatch, RunOptimizer, Start, TakeGroup
+from qwengyre.scheduler.events import Event, TicketedAnswer
 from qwengyre.trajectory.advantages import group_advantages
 
 MAX_DETAIL: Final = 400
@@ -95,6 +95,10 @@ class ExecutionTable:
         self.position = 0
         self.at = 0.0
         """Of the last event, seconds on the run's clock."""
+        self.busy_s = {"training": 0.0}
+        """Seconds in which cells computed micro-steps, reduced and updated, summed over cells."""
+        self._asked: dict[int, float] = {}
+        """Ticket of work in training that goes on -> when it began."""
         self._journal = journal
 
     def refresh(self, budget_s: float = 1.0) -> bool:
@@ -135,6 +139,10 @@ class ExecutionTable:
         match record:
             case Event():
                 self.at = record.at
+                if isinstance(record, TicketedAnswer) and record.ticket in self._asked:
+                    self.busy_s["training"] += self.at - self._asked.pop(record.ticket)
+            case RunOpened():
+                self._asked.clear()  # what a kill cut off is never answered
             case Decided():
                 for command in record.commands:
                     self._decided(command)
@@ -157,6 +165,8 @@ class ExecutionTable:
                         attempt=attempt,
                         started_at=self.at,
                     )
+            case Compute() | CloseStep() | RunOptimizer():
+                self._asked[command.ticket] = self.at
             case TakeGroup(group_id, step, staleness):
                 taken = self.groups[group_id]
                 taken.step, taken.staleness = step + 1, staleness

@@ -29,6 +29,7 @@ from qwengyre.runtime.config import PolicyConfig, RuntimeConfig
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.metrics import MetricsTail
 from qwengyre.telemetry.summary import Summary, read_summary
+from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trajectory.config import TrajectoryConfig
 from qwengyre.trajectory.harness_rules import HarnessRules
 
@@ -89,6 +90,10 @@ class OpenRun:
     @cached_property
     def seed(self) -> int:
         return self.config.table("runtime", RuntimeConfig).seed
+
+    @cached_property
+    def devices_per_cell(self) -> int:
+        return self.config.table("trainer", TrainerConfig).ranks
 
     @cached_property
     def rules(self) -> tuple[HarnessRules, ...]:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import qwengyre
+from qwengyre.config.recorded import RecordedConfig
 from qwengyre.core.errors import ConfigError
 from qwengyre.core.text import html_text
 from qwengyre.dashboard import charts
+from qwengyre.dashboard.costs import RunCosts, run_costs
+from qwengyre.dashboard.executions import ExecutionTable
 from qwengyre.dashboard.hints import hint_of
 from qwengyre.dashboard.live import outcome_rows
 from qwengyre.dashboard.page import page, pairs, section, stacked, standalone, table, tiles
 from qwengyre.dashboard.series import RunSeries, alike, run_series
 from qwengyre.dashboard.view import clock
+from qwengyre.sim.compare import Report as Simulated
+from qwengyre.sim.settings import OURS
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.learning import note_of_all
+from qwengyre.trainer.config import TrainerConfig
 
 STEP_COLUMNS = (
     ("step", "step", "d"),
@@ -33,9 +40,53 @@ STEP_COLUMNS = (
 )
 
 
-def write_report(folder: RunFolder) -> Path:
-    """Write report.html of the run in `folder`, as far as it has come, and return its path."""
-    return _replace(folder.report, report_html(run_series(folder)))
+def write_report(folder: RunFolder, *, more: Sequence[str] = ()) -> Path:
+    """Write report.html of the run in `folder`, as far as it has come, and return its path. `more`: sections of its own below."""
+    run = run_series(folder)
+    return _replace(folder.report, report_html(run, read_costs(folder, run), more=more))
+
+
+def read_costs(folder: RunFolder, run: RunSeries) -> RunCosts:
+    """What the run in `folder` cost so far. Raises JournalError."""
+    table = ExecutionTable(folder.controller_journal)
+    table.refresh(math.inf)
+    ranks = RecordedConfig(folder.config).table("trainer", TrainerConfig).ranks
+    return run_costs(run, table, devices_per_cell=ranks)
+
+
+def cost_sections(costs: RunCosts) -> list[str]:
+    """What a run cost: one card."""
+    total, idle = sum(costs.device_h.values()), sum(costs.idle_h.values())
+    devices = "device hours" if costs.devices_per_cell > 1 else "device hours, one device a cell"
+    rows = [(devices, _hours(total), ", ".join(f"{role} {_hours(hours)}" for role, hours in costs.device_h.items() if hours))]
+    rows.append(("of these idle", f"{_hours(idle)} ({idle / total:.0%})" if total else "0", "by cause, below"))
+    rows += [(f"- {cause}", _hours(hours), "") for cause, hours in costs.idle_h.items() if hours > 0]
+    rows.append(
+        (
+            "sandbox hours",
+            _hours(costs.sandbox_h),
+            "from a start to its score, a wait for a place included, summed over executions",
+        )
+    )
+    thrown = costs.tokens_thrown_away
+    share = f" ({thrown / costs.tokens_generated:.0%})" if costs.tokens_generated else ""
+    rows.append(
+        (
+            "tokens generated",
+            f"{costs.tokens_generated:,}",
+            f"of them {thrown:,}{share} were sampled for training and not trained",
+        )
+    )
+    rows += [(f"- {fate}", f"{count:,}", "") for fate, count in costs.tokens_by_fate.items()]
+    return [section("What it cost", "Devices, sandboxes and tokens, and where they went.", pairs(rows))]
+
+
+def _hours(hours: float) -> str:
+    """
+    >>> _hours(0.05), _hours(12.34)
+    ('3.0 min', '12.3 h')
+    """
+    return f"{hours:.1f} h" if hours >= 1 else f"{hours * 60:.1f} min"
 
 
 def write_picture(folder: RunFolder, out: Path) -> Path:
@@ -58,18 +109,19 @@ def write_comparison(folders: Sequence[RunFolder], out: Path) -> Path:
     return _replace(out, comparison_html(runs))
 
 
-def report_html(run: RunSeries) -> str:
-    """The report of one run as HTML."""
+def report_html(run: RunSeries, costs: RunCosts | None = None, *, more: Sequence[str] = ()) -> str:
+    """The report of one run as HTML. `more`: sections of its own below."""
     body = [
         f"<h1>{html_text(run.label)}</h1><div class='sub'>{html_text(state_of(run))}</div>",
-        *report_sections(run),
+        *report_sections(run, costs),
+        *more,
         f"<footer>QwenGyre {qwengyre.__version__}. Times are on the run's clock.</footer>",
     ]
     return page(f"{run.label} - QwenGyre", body)
 
 
-def report_sections(run: RunSeries) -> list[str]:
-    """What the report shows, without its frame: the dashboard has its own."""
+def report_sections(run: RunSeries, costs: RunCosts | None = None) -> list[str]:
+    """What the report shows, without its frame: the dashboard has its own. Without `costs` what it cost is left out."""
     return [
         tiles(_tiles(run)),
         *_warnings(run),
@@ -86,6 +138,7 @@ def report_sections(run: RunSeries) -> list[str]:
         ),
         section("Time by role", "How the cells spent the run.", charts.time_by_role(run)),
         section("Counts", "With what is good beside them.", pairs(_counts(run))),
+        *(cost_sections(costs) if costs is not None else ()),
         section(
             "Health of training",
             "One number each, by step or by time; the last value beside its name, what is good below it.",
@@ -97,6 +150,26 @@ def report_sections(run: RunSeries) -> list[str]:
             f"<details id='steps-table'><summary>{len(run.steps)} steps as a table</summary>{_step_table(run)}</details>",
         ),
     ]
+
+
+def baselines_section(found: Simulated, left_out: str) -> str:
+    """How long a run would have taken under the baselines: a simulation, beside that of the run as it was."""
+    ours = next(result for result in found.results if result.policy == OURS)
+    rows = [
+        [
+            result.policy,
+            _hours(result.hours),
+            f"{result.hours / ours.hours:.2f}",
+            "" if result is ours else f"{1 - ours.hours / result.hours:+.0%}",
+            f"{result.staleness_mean:.2f}",
+            f"{result.idle_rollout:.0%}",
+            f"{result.idle_training:.0%}",
+        ]
+        for result in found.results
+    ]
+    header = ("policy", "time", "ratio", "elastic saves", "staleness", "idle rollout", "idle training")
+    why = f"Simulated from this run's journal: the same executions, micro-steps and switches under each policy. {left_out}"
+    return section("What elastic saved", why, table(header, rows, num_names=1))
 
 
 def comparison_html(runs: Sequence[RunSeries]) -> str:

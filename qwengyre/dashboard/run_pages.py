@@ -11,6 +11,7 @@ from markupsafe import Markup
 from qwengyre.core.errors import ConfigError, QwenGyreError
 from qwengyre.core.ids import GroupId
 from qwengyre.dashboard import svg
+from qwengyre.dashboard.costs import run_costs
 from qwengyre.dashboard.execution_query import ExecutionQuery, find_page
 from qwengyre.dashboard.executions import ExecutionTable
 from qwengyre.dashboard.frame import drawn, render
@@ -107,12 +108,19 @@ def spark(values: Sequence[float]) -> Markup:
     if len(values) < 2:
         return Markup("")
     plot = svg.Plot(2, 3, 86, 16, (0, len(values) - 1), (min(0.0, *values), max(1.0, *values)))
-    return drawn(svg.figure(90, 22, [svg.line(plot, list(enumerate(values)), "held-out thin")], "reward by step"))
+    return drawn(
+        svg.figure(
+            90, 22, [svg.line(plot, [(float(at), value) for at, value in enumerate(values)], "held-out thin")], "reward by step"
+        )
+    )
 
 
 def overview_page(run: OpenRun) -> str:
     series = run.series()
-    sections = [drawn(part) for part in report_sections(series)]
+    with run.lock:
+        is_read = run.table.refresh(READING_S)
+        costs = run_costs(series, run.table, devices_per_cell=run.devices_per_cell) if is_read else None
+    sections = [drawn(part) for part in report_sections(series, costs)]
     return render("run.html", **frame_of(run, "Overview"), state=state_of(series), sections=sections)
 
 
