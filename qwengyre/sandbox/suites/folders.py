@@ -24,7 +24,7 @@ tail -c 20000 "${TMPDIR:-/tmp}/test-output.txt"
 """
 
 
-class Imported(msgspec.Struct, frozen=True):
+class ImportedTask(msgspec.Struct, frozen=True):
     """One task to be written."""
 
     name: str
@@ -39,7 +39,7 @@ class Imported(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def write_tasks(tasks: Iterable[Imported], target: Path) -> Iterator[Imported]:
+def write_tasks(tasks: Iterable[ImportedTask], target: Path) -> Iterator[ImportedTask]:
     """Write each task below `target` and yield it. Raises ConfigError for a name that is taken, and OSError."""
     for task in tasks:
         folder = target / safe_name(task.name)
@@ -55,7 +55,7 @@ def write_tasks(tasks: Iterable[Imported], target: Path) -> Iterator[Imported]:
         yield task
 
 
-def _write(task: Imported, folder: Path) -> None:
+def _write(task: ImportedTask, folder: Path) -> None:
     for source, name in task.copied:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         if Path(source).is_dir():
@@ -68,7 +68,7 @@ def _write(task: Imported, folder: Path) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def _toml(task: Imported) -> str:
+def _toml(task: ImportedTask) -> str:
     lines = ['version = "1.0"', "", "[metadata]", f"imported_as = {json.dumps(task.name)}"]
     if task.timeout_s:
         lines += ["", "[agent]", f"timeout_sec = {float(task.timeout_s)}"]
@@ -115,7 +115,7 @@ def rows_of(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
             yield number, row
 
 
-class Row:
+class SuiteRow:
     """One row, read by the names that a field has in public data sets. Raises ConfigError with the line."""
 
     def __init__(self, path: Path, number: int, row: dict[str, object]):

@@ -14,7 +14,7 @@ from qwengyre.core.errors import ConfigError
 from qwengyre.images.config import SandboxConfig
 from qwengyre.images.store import ImageStore
 from qwengyre.images.wanted import WantedImage
-from qwengyre.sandbox.suites.folders import JUDGE_HEAD, Imported
+from qwengyre.sandbox.suites.folders import JUDGE_HEAD, ImportedTask
 
 OF_TASK: Final = frozenset({"task.yaml", "tests", "run-tests.sh", "solution.sh", "solution.yaml", "docker-compose.yaml"})
 """Of a folder of the first Terminal-Bench: everything else is what its Dockerfile may copy."""
@@ -25,7 +25,7 @@ BY_EXIT_CODE: Final = JUDGE_HEAD + ('if [ "$code" = 0 ]; then echo 1; else echo 
 RUN_OF_SUITE: Final = 'export TEST_DIR="$TESTS_DIR"\nexec bash "$TESTS_DIR/run-tests.sh"\n'
 
 
-def terminal_bench(root: Path) -> Iterator[Imported]:
+def terminal_bench(root: Path) -> Iterator[ImportedTask]:
     """Folders with task.yaml, Dockerfile, run-tests.sh and tests/. The score is 1 if run-tests.sh ends with 0. Raises ConfigError."""
     for description in sorted(root.rglob("task.yaml")):
         folder = description.parent
@@ -49,7 +49,7 @@ def terminal_bench(root: Path) -> Iterator[Imported]:
             if found
             else ""
         )
-        yield Imported(
+        yield ImportedTask(
             folder.name,
             document["instruction"],
             {"tests/test.sh": BY_EXIT_CODE, "tests/run.sh": RUN_OF_SUITE},
@@ -88,7 +88,7 @@ RUN find {workdir} -mindepth 1 -delete
 """
 
 
-def nl2repo(root: Path, sandbox: SandboxConfig, image: str = NL2REPO_IMAGE) -> Iterator[Imported]:
+def nl2repo(root: Path, sandbox: SandboxConfig, image: str = NL2REPO_IMAGE) -> Iterator[ImportedTask]:
     """Folders `test_files/NAME` with start.md, test_commands.json, test_files.json and test_case_count.txt.
 
     The suite's image of a task holds its tests, which a harness must not see: they are taken out of it into the task's tests/, and the task runs
@@ -119,7 +119,7 @@ def nl2repo(root: Path, sandbox: SandboxConfig, image: str = NL2REPO_IMAGE) -> I
         }
         offline = [one for one in commands if NEEDS_NETWORK.search(one) and "pip install -e" not in one]
         warnings = tuple(f"`{one}` needs a network, which there is not while a task is scored" for one in offline)
-        yield Imported(
+        yield ImportedTask(
             name,
             start.read_text(encoding="utf-8"),
             files,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from qwengyre.sandbox.suites.folders import JUDGE_HEAD, Imported, Row, rows_of
+from qwengyre.sandbox.suites.folders import JUDGE_HEAD, ImportedTask, SuiteRow, rows_of
 
 ANSWER: Final = "answer.txt"
 NUM_ANSWER_BYTES: Final = 100_000
@@ -53,11 +53,11 @@ print(float(checker.score(given)))
 SCORE: Final = '#!/bin/bash\nexec python3 -I -S "$TESTS_DIR/{program}" > "$VERIFIER_DIR/reward.txt"\n'
 
 
-def questions(path: Path) -> Iterator[Imported]:
+def questions(path: Path) -> Iterator[ImportedTask]:
     """Rows with `question` (or prompt, problem, instruction) and `answer` (a text, or a list of them), or `checker` (Python with a
     `score(answer) -> float`). The answer is to be written into answer.txt. Raises ConfigError."""
     for number, values in rows_of(path):
-        row = Row(path, number, values)
+        row = SuiteRow(path, number, values)
         said = row.text("question", "prompt", "problem", "instruction")
         instruction = f"{said.rstrip()}\n\nWrite your answer, and nothing else, into the file {ANSWER}.\n"
         name = row.optional("id", "task_id", "name") or f"{path.stem}-{number:06d}"
@@ -75,7 +75,7 @@ def questions(path: Path) -> Iterator[Imported]:
             answers = given if isinstance(given, list) else [row.text("answer", "expected")]
             files = {"tests/expected.json": json.dumps([str(one) for one in answers]), "tests/check.py": CHECK}
             program = "check.py"
-        yield Imported(name, instruction, {**files, "tests/test.sh": SCORE.format(program=program)})
+        yield ImportedTask(name, instruction, {**files, "tests/test.sh": SCORE.format(program=program)})
 
 
 SWE_JUDGE: Final = '''\
@@ -109,14 +109,14 @@ SAFE_PATH: Final = re.compile(r"[A-Za-z0-9_./@+-]+")
 OFFICIAL_IMAGE: Final = "docker.io/swebench/sweb.eval.x86_64.{name}:latest"
 
 
-def swe_rows(path: Path, command: str = "") -> Iterator[Imported]:
+def swe_rows(path: Path, command: str = "") -> Iterator[ImportedTask]:
     """Rows with instance_id, problem_statement, patch, test_patch, FAIL_TO_PASS and PASS_TO_PASS; an image_name, or SWE-bench's own.
 
     `command` runs the tests of the files that the test patch touches and says PASSED or FAILED of each, as `pytest -rA` does; a row's own
     `test_cmd` comes first. Raises ConfigError.
     """
     for number, values in rows_of(path):
-        row = Row(path, number, values)
+        row = SuiteRow(path, number, values)
         name = row.text("instance_id", "id")
         tests = row.text("test_patch")
         required = [*row.texts("FAIL_TO_PASS"), *(row.texts("PASS_TO_PASS") if values.get("PASS_TO_PASS") else ())]
@@ -142,7 +142,7 @@ def swe_rows(path: Path, command: str = "") -> Iterator[Imported]:
         image = row.optional("image_name", "docker_image", "image") or OFFICIAL_IMAGE.format(
             name=name.lower().replace("__", "_1776_")
         )
-        yield Imported(name, row.text("problem_statement"), files, image=image, timeout_s=3600.0, verifier_timeout_s=1800.0)
+        yield ImportedTask(name, row.text("problem_statement"), files, image=image, timeout_s=3600.0, verifier_timeout_s=1800.0)
 
 
 def _command(values: dict[str, object]) -> str:

@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from qwengyre.core.errors import ConfigError
 from qwengyre.images.config import SandboxConfig
-from qwengyre.sandbox.suites.folders import Imported, write_tasks
+from qwengyre.sandbox.suites.folders import ImportedTask, write_tasks
 from qwengyre.sandbox.suites.pull import pull
 from qwengyre.sandbox.suites.repositories import nl2repo, terminal_bench
 from qwengyre.sandbox.suites.rows import questions, swe_rows
@@ -187,10 +187,10 @@ def test_what_is_wrong_with_a_row_is_named_with_its_line(tmp_path: Path, read, r
 
 
 def test_a_name_that_is_taken_is_refused_and_what_is_there_stays(tmp_path: Path):
-    task = Imported("a", "first", {"tests/test.sh": "reward"})
+    task = ImportedTask("a", "first", {"tests/test.sh": "reward"})
     list(write_tasks([task], tmp_path))
     with pytest.raises(ConfigError, match="is there already"):
-        list(write_tasks([Imported("../a", "second", {})], tmp_path))
+        list(write_tasks([ImportedTask("../a", "second", {})], tmp_path))
     assert (tmp_path / "a" / "instruction.md").read_text() == "first\n"
 
 
@@ -203,7 +203,9 @@ def git(folder: Path, *arguments: str) -> str:
 
 def test_a_suite_is_pulled_from_git_a_folder_or_an_index(tmp_path: Path):
     repository = tmp_path / "repository"
-    list(write_tasks([Imported(name, "x", {"tests/test.sh": "echo 1 > reward"}) for name in ("a", "b")], repository / "tasks"))
+    list(
+        write_tasks([ImportedTask(name, "x", {"tests/test.sh": "echo 1 > reward"}) for name in ("a", "b")], repository / "tasks")
+    )
     git(repository, "init", "-q")
     git(repository, "add", "-A")
     git(repository, "commit", "-qm", "x")
