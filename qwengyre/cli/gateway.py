@@ -25,6 +25,7 @@ from qwengyre.engines.completions import CompletionsEngine, ServedModel, choose_
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
 from qwengyre.gateway.serve import GatewayServer
+from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trajectory.records import Opened
 
 SERVER = ServerId("engine")
@@ -163,7 +164,7 @@ async def completions_engine(config: GatewayProcessConfig, target: Target) -> As
 
 def run_alone(config: GatewayProcessConfig, open_engine: OpenEngine, names: list[str], temperature: float) -> None:
     """Open the executions, route them to the one engine, and serve until a signal."""
-    logging.basicConfig(level=logging.WARNING)
+    log_to(None, logging.WARNING)
     with named_as("--renderer", "gateway.renderer"):
         asyncio.run(_serve_alone(config, open_engine, names, temperature))
 

@@ -15,6 +15,10 @@ from qwengyre.core.errors import QwenGyreError
 from qwengyre.core.text import printable
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.gateway.serve import serve
+from qwengyre.telemetry.log_lines import log_to
+
+SWITCH_S = 0.0005
+"""How long a thread that reads or encodes a long request keeps the interpreter while the event loop wants it: a call needs it some ten times."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,7 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", required=True, help="GatewayProcessConfig, TOML or JSON")
     parser.add_argument("--log-level", default="INFO")
     arguments = parser.parse_args(argv)
-    logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    log_to(None, logging.getLevelNamesMapping()[arguments.log_level])
+    sys.setswitchinterval(SWITCH_S)
     try:
         asyncio.run(serve(_load(Path(arguments.config))))
     except QwenGyreError as error:

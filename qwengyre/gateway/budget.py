@@ -11,11 +11,11 @@ from typing import Final
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.protocol.fields import InvalidRequest
 
-FREE_S: Final = 0.03
-"""Time of the event loop, or of the interpreter's lock, that one request may take without being counted: somewhat more than a call of an
-execution of 700,000 tokens takes (docs/gateway.md). Others wait no longer for it."""
-BURST_S: Final = 1.0
-"""What requests that take more may have together at first, and after a long rest."""
+FREE_S: Final = 0.01
+"""Time of the event loop, or of the interpreter's lock, that one request may take without being counted. Others wait no longer for it."""
+BURST_S: Final = 5.0
+"""What requests that take more may have together at first, and after a long rest: two hundred calls of an execution of 700,000 tokens, which take
+23 ms each (docs/gateway.md)."""
 SHARE: Final = 1 / 200
 """Of the loop's time, that they may have in the long run: of a hundred calls of others less than one meets them."""
 

@@ -21,8 +21,8 @@ from qwengyre.trajectory.calls import CallLog, RecordedCall
 from qwengyre.trajectory.match import Answer, ContextIndex, Match, ToolUse, Turn, digest
 from qwengyre.trajectory.records import BranchCause, CallStarted
 
-LARGE_CHARS = 20_000
-"""A text this long takes a tokenizer some 5 ms, which is all that the streams of others should wait."""
+LARGE_CHARS = 4_000
+"""A text this long takes a tokenizer 1 or 2 ms, which is all that the streams of others should wait."""
 TURN_CHARS = 64
 """A turn costs the template as much as so many characters of text cost the tokenizer, at least."""
 NO_TOOLS = digest(b"no tools")

@@ -21,6 +21,10 @@ SINKS = {
     "sys.stdout.write": {"qwengyre/cli/output.py"},
     "sys.stderr.write": set(),
     "logging.Formatter": set(),
+    "logging.basicConfig": {"qwengyre/telemetry/log_lines.py"},
+    "logging.StreamHandler": {"qwengyre/telemetry/log_lines.py"},
+    "logging.FileHandler": {"qwengyre/telemetry/log_lines.py"},
+    "warnings.warn": set(),
     "escape": {"qwengyre/core/text.py"},
 }
 
