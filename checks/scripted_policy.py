@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import msgspec
 
@@ -101,7 +101,7 @@ class ScriptedPolicy(ScriptedEngine):
         self.answers = answers
         """By prompt; shared by the engines of one gateway, so that a call that moves goes on with its answer."""
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         async for chunk in super().generate(request):
             if self.failures_left and chunk.finish_reason is None:
                 self.failures_left -= 1

@@ -119,7 +119,7 @@ def run_policy(policy: str, workload: Workload, settings: PacedSettings, seed: i
     """Simulate to find the policy's best split, then run that one with real processes."""
     durations = Durations.draw(workload, seed)
     candidates = [build(workload, setting) for setting in splits(workload, Setting(policy=policy))]
-    config, pool = min(candidates, key=lambda built: simulate(workload, *built, durations).end)
+    config, pool = min(candidates, key=lambda built: simulate(workload, built[0], built[1], durations).end)
     simulated = simulate(workload, config, pool, durations)
     plan = make_plan(workload, durations, pool, settings)
     paced = run_paced(f"paced-{policy}", config, plan, folder / policy)

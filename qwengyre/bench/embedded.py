@@ -57,7 +57,9 @@ def embedded(
     say(f"generate  {figures.generate_tokens_per_s:>10,.0f} tokens/s    engine / generate = {figures.ratio:.1f}")
 
 
-def compare(model_dir: Path, kernels: str, shape: np.ndarray, output_tokens: int) -> EmbeddedFigures:
+def compare(
+    model_dir: Path, kernels: Literal["auto", "native", "torch"], shape: np.ndarray, output_tokens: int
+) -> EmbeddedFigures:
     """Run the same random prompts, of the shape of `shape`, through both."""
     import torch
 
@@ -79,7 +81,9 @@ def compare(model_dir: Path, kernels: str, shape: np.ndarray, output_tokens: int
     generate_s = _run_generate(model_dir, prompts, output_tokens)
     num_tokens = len(prompts) * output_tokens
     return EmbeddedFigures(
-        *(*prompts.shape, output_tokens),
+        calls=prompts.shape[0],
+        prompt_tokens=prompts.shape[1],
+        output_tokens=output_tokens,
         kernels=type(core.forward).__name__.removesuffix("Forward").lower(),
         engine_tokens_per_s=num_tokens / (prefill_s + decode_s),
         engine_prefill_tokens_per_s=prompts.size / prefill_s,

@@ -8,7 +8,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -40,11 +40,11 @@ class Abuse(msgspec.Struct, frozen=True):
     """Else the last byte is never sent."""
 
 
-def _chat(messages: list[dict], **more: object) -> bytes:
+def _chat(messages: Sequence[Mapping[str, object]], **more: object) -> bytes:
     return json.dumps({"model": "m", "messages": messages, **more}).encode()
 
 
-def _user(text: str) -> list[dict]:
+def _user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 

@@ -9,9 +9,9 @@ import os
 import resource
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import msgspec
@@ -23,7 +23,7 @@ from qwengyre.bench.output import say
 from qwengyre.cli.json_output import JsonTarget, write_json
 from qwengyre.core.arrays import pack
 from qwengyre.core.ids import ExecutionId, ServerId
-from qwengyre.engines.api import GenerateRequest, Sampling, TokenChunk
+from qwengyre.engines.api import FinishReason, GenerateRequest, Sampling, TokenChunk
 from qwengyre.engines.remote import RemoteEngine
 from qwengyre.engines.server import EngineServer
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
@@ -36,15 +36,17 @@ from qwengyre.rpc.tether import tethered
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.testing.engines import ScriptedEngine
 from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
+from qwengyre.trajectory.match import Turn
 from qwengyre.trajectory.records import Opened
 
-RENDERER = {"name": "qwen3", "thinking_retention": "all"}
+RENDERER: dict[str, str | bool | int] = {"name": "qwen3", "thinking_retention": "all"}
 ANSWER_CHARS, RESULT_CHARS = 200, 440
 EDGE_CALLS = 50
 """Calls at the start and at the end over which a time is averaged."""
 DEADLINE_S = 60.0
 """For the gateway to answer its owner."""
 TOKEN = b"bench"
+SERVER = ServerId("s")
 
 
 class GatewayFigures(msgspec.Struct):
@@ -82,7 +84,7 @@ class EchoEngine(ScriptedEngine):
         self._answer, self._pace_s, self._size = answer, pace_s, tokens_per_chunk
         self.said_at: dict[str, list[float]] = {}
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         output = self._answer(request)
         times = self.said_at.setdefault(request.request_id.partition("/")[0], [])
         due = time.perf_counter()
@@ -92,7 +94,7 @@ class EchoEngine(ScriptedEngine):
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
             tokens = tuple(output[start : start + self._size])
             times.append(time.perf_counter())
-            reason = "stop" if start + self._size >= len(output) else None
+            reason: FinishReason | None = "stop" if start + self._size >= len(output) else None
             yield TokenChunk(request.request_id, tokens, (-0.5,) * len(tokens), 0, 0, reason)
 
 
@@ -117,9 +119,9 @@ async def _grow(gateway: Gateway, rendering: Rendering, engine: EchoEngine, num_
     stop = asyncio.Event()
     serving = asyncio.ensure_future(gateway.serve(stop))
     await asyncio.sleep(0)
-    execution = await gateway.open(Opened(-1, "e", 0, 1, 1.0, True, 1 << 21, 1 << 16, "m"))
-    await gateway.set_server("s", engine)
-    execution.route.set("s")
+    execution = await gateway.open(Opened(-1, ExecutionId("e"), 0, 1, 1.0, True, 1 << 21, 1 << 16, "m"))
+    await gateway.set_server(SERVER, engine)
+    execution.route.set(SERVER)
     before = _rss_mb()
     system = {"role": "system", "content": "You are a coder."}
     messages: list[bytes] = [msgspec.json.encode(system), msgspec.json.encode({"role": "user", "content": "go"})]
@@ -156,7 +158,7 @@ async def _grow(gateway: Gateway, rendering: Rendering, engine: EchoEngine, num_
     return figures
 
 
-async def _call(gateway: Gateway, execution: Execution, body: bytes):
+async def _call(gateway: Gateway, execution: Execution, body: bytes) -> Turn:
     """What the listener does for a call, without HTTP."""
     request = BY_NAME["chat"].parse(body, execution.session.items)
     call, reader = await gateway.call(execution, request, {})
@@ -257,7 +259,7 @@ async def _listen(port: int, key: str) -> tuple[str, list[float]]:
     return text, heard
 
 
-def _request(key: str, body: dict) -> bytes:
+def _request(key: str, body: dict[str, Any]) -> bytes:
     encoded = json.dumps(body).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\ncontent-length: {len(encoded)}\r\n\r\n"
@@ -296,7 +298,7 @@ async def small_calls(folder: Path, num_calls: int) -> dict[str, float]:
     return {"small_call_ms": 1000 * through, "engine_call_ms": 1000 * direct, "cpu_ms_per_small_call": 1000 * cpu}
 
 
-async def _timed(ask: Callable, num_calls: int) -> float:
+async def _timed(ask: Callable[..., Any], num_calls: int) -> float:
     """Median seconds of one call."""
     times = []
     for number in range(num_calls):
@@ -323,7 +325,7 @@ def gateway(
         figures |= asyncio.run(small_calls(_made(next(folders)), 200))
     peer = asyncio.run(added_by_peer(peer_url, upstream_port, 200)) if peer_url else None
     added = (figures["small_call_ms"] - figures["engine_call_ms"]) / 1000
-    found = GatewayFigures(**figures, overhead_vs_peer=added / peer if peer else None)
+    found = msgspec.convert({**figures, "overhead_vs_peer": added / peer if peer else None}, GatewayFigures)
     write_json(json_target, found)
     for field in found.__struct_fields__:
         value = getattr(found, field)

@@ -41,8 +41,8 @@ class PathsCost(NamedTuple):
     flat_s: float = 0.0
     shared_s: float = 0.0
 
-    def __add__(self, other: PathsCost) -> PathsCost:
-        return PathsCost(*(mine + others for mine, others in zip(self, other, strict=True)))
+    def plus(self, other: PathsCost) -> PathsCost:
+        return PathsCost(self.trained + other.trained, self.flat_s + other.flat_s, self.shared_s + other.shared_s)
 
 
 def _spent(work: Work, trained: int) -> PathsCost:
@@ -73,7 +73,7 @@ def j_max(
                 say(
                     f"{name}, {num_paths} paths: flattened {spent[num_paths].flat_s:.1f} s, shared {spent[num_paths].shared_s:.1f} s"
                 )
-            totals[cap] += spent[num_paths]
+            totals[cap] = totals[cap].plus(spent[num_paths])
     uncapped = totals[None]
     found = [
         CapLine(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple, Protocol
@@ -42,8 +42,11 @@ class MovedCall(NamedTuple):
 class EnginePair(Protocol):
     """Two engines, and what they cost."""
 
-    source: Serving
-    destination: Serving
+    @property
+    def source(self) -> Serving: ...
+
+    @property
+    def destination(self) -> Serving: ...
 
     def others_cpu_s(self) -> float:
         """CPU seconds so far of what computes in processes of its own."""
@@ -74,8 +77,8 @@ class EmbeddedPair:
     async def close(self) -> None:
         for each in (self.source, self.destination):
             await each.close()
-        for each in self._carriers:
-            each.close()
+        for carrier in self._carriers:
+            carrier.close()
 
 
 def _pair(engine: str) -> Callable[[Path, str, int], EnginePair]:
@@ -205,5 +208,5 @@ async def _tokens(engine: Serving, request: GenerateRequest) -> list[int]:
         return [token for chunk in await _collect(stream) for token in chunk.token_ids]
 
 
-async def _collect(stream: AsyncIterator[TokenChunk]) -> list[TokenChunk]:
+async def _collect(stream: AsyncGenerator[TokenChunk, None]) -> list[TokenChunk]:
     return [chunk async for chunk in stream]

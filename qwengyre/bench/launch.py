@@ -11,7 +11,7 @@ import resource
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 import typer
@@ -19,7 +19,7 @@ import typer
 from qwengyre.bench.output import say
 from qwengyre.core.errors import SandboxError
 from qwengyre.core.records import End
-from qwengyre.sandbox.config import HarnessConfig, LimitsConfig
+from qwengyre.sandbox.config import HarnessConfig, Isolation, LimitsConfig
 from qwengyre.sandbox.disk_threads import DiskThreads
 from qwengyre.sandbox.disk_watch import DiskWatch
 from qwengyre.sandbox.evaluator import Evaluator
@@ -42,7 +42,7 @@ class LaunchCost(msgspec.Struct, frozen=True):
 def launch(
     executions: Annotated[int, typer.Option(min=1, help="How many of each kind.")] = 50,
     at_once: Annotated[int, typer.Option(min=1, help="How many run at the same time.")] = 8,
-    isolation: Annotated[Literal["bwrap", "none"], typer.Option(help="What harnesses are kept in.")] = "bwrap",
+    isolation: Annotated[Isolation, typer.Option(help="What harnesses are kept in.")] = "bwrap",
 ) -> None:
     """CPU time of starting and clearing away one execution, cold and warm, and of its evaluator."""
     costs = asyncio.run(measure(executions, at_once, isolation))
@@ -52,7 +52,7 @@ def launch(
     say(f"warm start: {costs['cold'].cpu_ms / costs['warm'].cpu_ms:.1f} times less CPU than cold")
 
 
-async def measure(num_executions: int, at_once: int, isolation: str) -> dict[str, LaunchCost]:
+async def measure(num_executions: int, at_once: int, isolation: Isolation) -> dict[str, LaunchCost]:
     """Name -> cost of `cold` and `warm` (harness only) and of `evaluator`. Raises SandboxError when an execution does not end well."""
     with tempfile.TemporaryDirectory(prefix="qwengyre-bench-") as folder:
         task = _make_task(Path(folder) / "task")

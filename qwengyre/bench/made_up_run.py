@@ -107,8 +107,8 @@ def write_made_up_run(runs_dir: Path, run: MadeUpRun) -> RunFolder:
             journal.append(record)
     writer = _Conversations(run)
     with Journal.open(folder.gateway_journal, GatewayRecord) as journal:
-        for record in writer.records(len(outcomes)):
-            journal.append(record)
+        for told in writer.records(len(outcomes)):
+            journal.append(told)
     with Journal.open(folder.trained_journal, MicroStep) as journal:
         for micro_step in _micro_steps(run, outcomes):
             journal.append(micro_step)
@@ -140,7 +140,7 @@ def _outcome(run: MadeUpRun, number: int) -> Outcome:
     return Outcome(End.EXITED, Validity.VALID, score, f"{number:032x}", 2.0 + float(draw.random()), exit_code=0)
 
 
-def _controller_records(run: MadeUpRun, outcomes: Sequence[Outcome]) -> Iterator[object]:
+def _controller_records(run: MadeUpRun, outcomes: Sequence[Outcome]) -> Iterator[ControllerRecord]:
     yield RunOpened(0, 0.0, "2026-01-01T00:00:00+00:00")
     yield ev.RunStarted(0.0)
     N, at = run.executions_per_group, 0.0
@@ -240,7 +240,9 @@ class _Conversations:
         task = task_of(self._run, number // self._run.executions_per_group)
         rows: list[int] = []
 
-        def call(base: int, kept: int, context: str, answer: str, hints: RoleHints, cause: str) -> tuple:
+        def call(
+            base: int, kept: int, context: str, answer: str, hints: RoleHints, cause: str
+        ) -> tuple[int, int, str, str, RoleHints, str]:
             rows.append(kept + len(self._encoded(context)) + len(self._encoded(answer)))
             return base, kept, context, answer, hints, cause
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 import torch
 import typer
-from torch import nn
 
 from qwengyre.bench.measure import measure
 from qwengyre.bench.output import say
@@ -18,6 +17,9 @@ from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms
 from qwengyre.trainer.tree_model import TreeModel
 from qwengyre.trajectory.layout import LayoutPath, build_row
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class MemoryLine(msgspec.Struct, frozen=True):
@@ -46,17 +48,22 @@ def memory(
     write_json(json_target, found)
 
 
-def _model(**sizes: int) -> nn.Module:
+def _model(**sizes: Any) -> PreTrainedModel:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    fixed = {"num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 262_144, "tie_word_embeddings": True}
+    fixed: dict[str, Any] = {
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "max_position_embeddings": 262_144,
+        "tie_word_embeddings": True,
+    }
     model = Qwen3ForCausalLM(Qwen3Config(**sizes, **fixed))
     replace_norms(model)
     return model
 
 
-def _run(name: str, model: nn.Module, num_tokens: int, chunk_tokens: int) -> MemoryLine:
+def _run(name: str, model: PreTrainedModel, num_tokens: int, chunk_tokens: int) -> MemoryLine:
     tree_model = TreeModel(model, TrainerConfig(chunk_tokens=chunk_tokens))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

@@ -22,7 +22,7 @@ def main() -> int:
     base = urlsplit(os.environ["OPENAI_BASE_URL"])
     headers = {"authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "content-type": "application/json"}
     messages = [{"role": "user", "content": "Go on."}]
-    connection = http.client.HTTPConnection(base.hostname, base.port, timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection(base.hostname or "", base.port, timeout=TIMEOUT_S)
     while True:
         connection.request(
             "POST", f"{base.path}/chat/completions", json.dumps({"model": "policy", "messages": messages}), headers

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -106,7 +106,7 @@ def _write_inputs(name: str, scheduler: SchedulerConfig, plan: PacedPlan, folder
     (folder / "run.toml").write_text(dump_toml(msgspec.convert(_run_file(name, scheduler, folder), RunConfig)))
 
 
-def _run_file(name: str, scheduler: SchedulerConfig, folder: Path) -> dict:
+def _run_file(name: str, scheduler: SchedulerConfig, folder: Path) -> dict[str, Any]:
     decided = {key: value for key, value in msgspec.structs.asdict(scheduler).items() if value is not None}
     slots = max(scheduler.slots_per_cell, scheduler.slots_per_standalone if scheduler.num_standalone else 0)
     return {

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qwengyre.bench.trees import VOCABULARY, Case
 from qwengyre.core import arrays
 from qwengyre.core.errors import ConfigError
-from qwengyre.core.records import Trajectory
+from qwengyre.core.records import Role, Trajectory
 from qwengyre.trajectory.layout import LayoutPath
+
+if TYPE_CHECKING:
+    from qwengyre.core.ids import CallId
+    from qwengyre.trajectory.tree import TrajectoryTree
 
 CAPTURES = Path("tests/captures")
 
 
-def recorded_trees(names: Sequence[str], captures: Path = CAPTURES) -> dict[str, tuple]:
+def recorded_trees(names: Sequence[str], captures: Path = CAPTURES) -> dict[str, tuple[TrajectoryTree, dict[CallId, Role]]]:
     """(tree, roles) of each capture, by name. Raises ConfigError when there is no such recording."""
     from qwengyre.gateway.rendering import Rendering
     from qwengyre.testing.capture_replay import Replay
@@ -45,7 +50,9 @@ def recorded_trees(names: Sequence[str], captures: Path = CAPTURES) -> dict[str,
     return found
 
 
-def recorded_case(name: str, tree, roles, *, j_max: int | None, bytes_per_token: int, seed: int = 0) -> tuple[Case, int]:
+def recorded_case(
+    name: str, tree: TrajectoryTree, roles: Mapping[CallId, Role], *, j_max: int | None, bytes_per_token: int, seed: int = 0
+) -> tuple[Case, int]:
     """The trajectories that are drawn with `j_max`, as a case, and how many tokens of them are trained."""
     from qwengyre.trajectory.sampling import sample_trajectories
 

@@ -6,6 +6,7 @@ Same trainer, same objective, the weights of the run's last checkpoint: only the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -13,11 +14,13 @@ import msgspec
 import torch
 import typer
 
+from qwengyre.bench.carriers import open_bench_carrier
 from qwengyre.bench.measure import measure
 from qwengyre.bench.output import say
 from qwengyre.cli.json_output import JsonTarget, write_json
 from qwengyre.config.recorded import RecordedConfig
 from qwengyre.core.errors import ConfigError
+from qwengyre.core.ids import MicroStepId
 from qwengyre.core.records import MicroStep
 from qwengyre.journal import read
 from qwengyre.runtime.steps import latest_checkpoint
@@ -56,11 +59,12 @@ def run_training(
     _, checkpoint = latest_checkpoint(folder.checkpoints)
     paths = [path for tree in trees for path in flattened(tree)]
     config = RecordedConfig(folder.config).table("trainer", TrainerConfig)
-    trainers = {name: Trainer(checkpoint, config, carrier=None) for name in ("trees", "paths")}
+    carrier = open_bench_carrier("shm", "qwengyre-bench-training")  # nothing is exposed
+    trainers = {name: Trainer(checkpoint, config, carrier) for name in ("trees", "paths")}
     seconds: dict[str, list[float]] = {"trees": [], "paths": []}
     for _ in range(repeats):
         for name, work in (("trees", trees), ("paths", paths)):
-            seconds[name].append(measure(lambda name=name, work=work: _compute(trainers[name], work)).cpu_s)
+            seconds[name].append(measure(partial(_compute, trainers[name], work)).cpu_s)
     by_trees, by_paths = (trainers[name].flat_gradient()[:-NUM_COUNTERS] for name in ("trees", "paths"))
     found = RunTraining(
         micro_steps=len(trees),
@@ -84,7 +88,7 @@ def flattened(micro_step: MicroStep) -> Iterator[MicroStep]:
     for execution in micro_step.executions:
         for index, trajectory in enumerate(execution.trajectories):
             alone = msgspec.structs.replace(execution, trajectories=(trajectory,))
-            name = f"{micro_step.micro_step}/{execution.execution}/{index}"
+            name = MicroStepId(f"{micro_step.micro_step}/{execution.execution}/{index}")
             yield MicroStep(name, micro_step.step, (alone,), trajectory.num_tokens)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -29,6 +29,9 @@ from qwengyre.trainer.norms import replace_norms
 from qwengyre.trainer.rows import Targets
 from qwengyre.trainer.tree_model import TreeModel
 from qwengyre.trajectory.layout import LayoutPath, TreeRow, build_row
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
 
 MAX_DENSE_ROWS = 8192
 """A dense mask of more rows does not fit."""
@@ -95,7 +98,7 @@ def cases(size: str, captures: Path) -> list[Case]:
     ]
 
 
-def bench_model() -> nn.Module:
+def bench_model() -> Qwen3ForCausalLM:
     """Qwen3, 4 layers, hidden 256, 4 query and 2 key heads."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -127,9 +130,10 @@ def run_case(work: Work, repeats: int, wanted: frozenset[str] = frozenset()) -> 
         for name, run in runs.items():
             for parameter in model.parameters():
                 parameter.grad = torch.zeros_like(parameter)
-            measured[name].append(measure(lambda run=run, name=name: logp.__setitem__(name, run())))
+            timing, logp[name] = _timed(run)
+            measured[name].append(timing)
             say(f"  {work.name}: {name} took {measured[name][-1].cpu_s:.1f} s")
-            gradient[name] = torch.cat([p.grad.flatten() for p in model.parameters()])
+            gradient[name] = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     ideal = ModelCost.of(model.config).ideal(work.row)
     flattened = min(m.cpu_s for m in measured["flattened"])
     lines = []
@@ -143,10 +147,20 @@ def run_case(work: Work, repeats: int, wanted: frozenset[str] = frozenset()) -> 
     return lines
 
 
+def _timed(run: Callable[[], Tensor]) -> tuple[Timing, Tensor]:
+    found: list[Tensor] = []
+    timing = measure(lambda: found.append(run()))
+    return timing, found[0]
+
+
+def _constant(coef_O: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda logp_O: coef_O
+
+
 class Work:
     """One case: each method returns the log-prob of every distinct token (O,) and leaves the gradient in `.grad`."""
 
-    def __init__(self, model: nn.Module, case: Case, chunk_tokens: int):
+    def __init__(self, model: Qwen3ForCausalLM, case: Case, chunk_tokens: int):
         self.model, self.name, self.paths = model, case.name, case.paths
         self.row = build_row(case.paths)
         token_row_O = np.flatnonzero(self.row.parent_R >= 0)
@@ -179,7 +193,7 @@ class Work:
             own_T = torch.from_numpy(rows_T[1:])
             coef_T = coef_R[own_T]
             coef_R[own_T] = 0
-            output = model.train(row, targets_of(row, np.arange(1, row.num_rows)), lambda logp, coef_T=coef_T: coef_T)
+            output = model.train(row, targets_of(row, np.arange(1, row.num_rows)), _constant(coef_T))
             logp_R[own_T] = output.logp_O
         return logp_R[self.token_row_O]
 
@@ -189,9 +203,11 @@ class Work:
 
         mask = torch.from_numpy(self._visible())[None, None]
 
-        def attend(module, query, key, value, attention_mask, scaling=None, **options):
-            options = {"attn_mask": mask, "scale": scaling, "enable_gqa": True}
-            return nn.functional.scaled_dot_product_attention(query, key, value, **options).transpose(1, 2), None
+        def attend(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float | None = None, **options: Any
+        ) -> tuple[Tensor, None]:
+            attended = nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling, enable_gqa=True)
+            return attended.transpose(1, 2), None
 
         AttentionInterface.register("bench-dense", attend)
         AttentionMaskInterface.register("bench-dense", lambda *a, **k: None)

@@ -6,10 +6,15 @@ layer (4 forward, 10 backward with scores recomputed, FlashAttention-2, arXiv 23
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
 
 from qwengyre.trajectory.layout import LayoutPath, SegmentKey, TreeRow
+
+if TYPE_CHECKING:
+    from transformers import Qwen3Config
 
 VOCABULARY = 2048
 
@@ -23,7 +28,8 @@ class _Builder:
     """Paths out of nodes with random tokens."""
 
     def __init__(self, seed: int):
-        self.rng, self.nodes = np.random.default_rng(seed), []
+        self.rng = np.random.default_rng(seed)
+        self.nodes: list[np.ndarray] = []
 
     def node(self, num_tokens: int) -> int:
         self.nodes.append(self.rng.integers(0, VOCABULARY, num_tokens).astype(np.int32))
@@ -69,10 +75,11 @@ class ModelCost(msgspec.Struct, frozen=True):
     per_pair: float
 
     @staticmethod
-    def of(config) -> ModelCost:
-        """`config`: a Qwen3Config. The embedding look-up is free, the head is not."""
-        hidden, head = config.hidden_size, config.head_dim
-        attention = hidden * head * (2 * config.num_attention_heads + 2 * config.num_key_value_heads)
+    def of(config: Qwen3Config) -> ModelCost:
+        """The embedding look-up is free, the head is not."""
+        hidden, head, key_heads = config.hidden_size, config.head_dim, config.num_key_value_heads
+        assert key_heads is not None, "the config has filled it in"
+        attention = hidden * head * (2 * config.num_attention_heads + 2 * key_heads)
         weights = config.num_hidden_layers * (attention + 3 * hidden * config.intermediate_size)
         pairs = 14.0 * config.num_attention_heads * head * config.num_hidden_layers
         return ModelCost(6.0 * (weights + hidden * config.vocab_size), pairs)

@@ -31,6 +31,7 @@ def packing_module() -> ModuleType | None:
     if file is None or not file.exists():
         return None
     spec = importlib.util.spec_from_file_location("trl_packing", file)
+    assert spec is not None and spec.loader is not None, "a Python file has a loader"
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -43,7 +44,8 @@ def pack(module: ModuleType, paths: Sequence[LayoutPath], fresh_P: Sequence[np.n
         ids_T = torch.from_numpy(path.token_ids_T.astype(np.int64))
         sample = {"input_ids": ids_T, "completion_mask": torch.from_numpy(fresh_T), "old_log_probs": torch.zeros(len(ids_T))}
         row.add({**sample, "advantage": 0.0, "group_id": 0})
-    return row.pack()
+    packed: dict[str, Tensor] = row.pack()
+    return packed
 
 
 def as_row(packed: dict[str, Tensor]) -> tuple[TreeRow, Targets, np.ndarray]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
 from qwengyre.core.errors import ConfigError
-from qwengyre.trajectory.match import Turn
+from qwengyre.trajectory.match import Turn, TurnRole
 
 _TOOLS = re.compile(
     r"(?:\n\n)?# Tools\n(?:(?!# Tools\n).)*?<tools>\n(.*?)\n</tools>.*?\n</tool_call>(?:\s*<IMPORTANT>.*?</IMPORTANT>)?",
@@ -33,16 +34,16 @@ class Chatml(msgspec.Struct, frozen=True):
     start: int
     end: int
     decode: Callable[[list[int]], str]
-    parse: Callable[[list[int], list[dict]], Turn]
+    parse: Callable[[list[int], list[dict[str, Any]]], Turn]
     """An answer's tokens and the tools that were offered, to its turn."""
-    render: Callable[[Sequence[Turn], list[dict]], list[int]]
+    render: Callable[[Sequence[Turn], list[dict[str, Any]]], list[int]]
     """Turns and tools to tokens. Raises ValueError for what the template refuses."""
 
 
 class ChatRow(msgspec.Struct, frozen=True):
-    messages: list[dict]
+    messages: list[dict[str, Any]]
     """OpenAI form; an assistant message has `weight` 1 if any of its tokens is trained, else 0."""
-    tools: list[dict]
+    tools: list[dict[str, Any]]
     renders_back: bool
     """The run's renderer makes the recorded text of the messages and tools."""
 
@@ -60,7 +61,7 @@ class _Read(msgspec.Struct, frozen=True):
     """What the recorded turns say: a list of turns for each, for one may hold several tool results."""
 
     turns: list[list[Turn]]
-    tools: list[dict]
+    tools: list[dict[str, Any]]
 
 
 def chat_row(token_ids_T: np.ndarray, trainable_T: np.ndarray, chatml: Chatml) -> ChatRow:
@@ -69,7 +70,7 @@ def chat_row(token_ids_T: np.ndarray, trainable_T: np.ndarray, chatml: Chatml) -
     if not recorded:
         raise ConfigError("the tokens hold no <|im_start|>: give the run's own tokenizer, or export Parquet", key="--tokenizer")
     read, renders_back = _read_back(recorded, chatml)
-    messages: list[dict] = []
+    messages: list[dict[str, Any]] = []
     for one, turns in zip(recorded, read.turns, strict=True):
         messages += (_message(turn, one.is_trained) for turn in turns)
     _pair_tool_calls(messages)
@@ -89,7 +90,7 @@ def _bounds(token_ids_T: np.ndarray, chatml: Chatml) -> Iterator[tuple[int, int]
 
 
 def _body(token_ids_T: np.ndarray, chatml: Chatml) -> list[int]:
-    ids = token_ids_T.tolist()
+    ids: list[int] = token_ids_T.tolist()
     return ids[: ids.index(chatml.end)] if chatml.end in ids else ids
 
 
@@ -120,7 +121,7 @@ def _changed(recorded: Sequence[_Recorded], read: _Read, chatml: Chatml) -> froz
 
 def _read(recorded: Sequence[_Recorded], as_text: frozenset[int], chatml: Chatml) -> _Read:
     turns: list[list[Turn]] = []
-    tools: list[dict] = []
+    tools: list[dict[str, Any]] = []
     for at, one in enumerate(recorded):
         role, _, text = one.text.partition("\n")
         role = role.strip()
@@ -132,11 +133,11 @@ def _read(recorded: Sequence[_Recorded], as_text: frozenset[int], chatml: Chatml
             if role == "system" and at not in as_text:
                 text, specs = split_tools(text)
                 tools += specs
-            turns.append([Turn(role=role, text=text)] if text or role != "system" else [])
+            turns.append([Turn(role=cast(TurnRole, role), text=text)] if text or role != "system" else [])
     return _Read(turns, tools)
 
 
-def _answer(one: _Recorded, chatml: Chatml, tools: list[dict], *, is_text: bool) -> Turn:
+def _answer(one: _Recorded, chatml: Chatml, tools: list[dict[str, Any]], *, is_text: bool) -> Turn:
     ids = one.ids
     header = next(
         (index for index in range(1, min(_HEADER_TOKENS, len(ids))) if chatml.decode(ids[:index]).endswith("\n")), len(ids)
@@ -154,8 +155,8 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def _message(turn: Turn, is_trained: bool) -> dict:
-    message: dict = {"role": turn.role, "content": turn.text}
+def _message(turn: Turn, is_trained: bool) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": turn.role, "content": turn.text}
     if turn.role == "assistant":
         message["weight"] = int(is_trained)
     if turn.reasoning:
@@ -167,7 +168,7 @@ def _message(turn: Turn, is_trained: bool) -> dict:
     return message
 
 
-def _pair_tool_calls(messages: Sequence[dict]) -> None:
+def _pair_tool_calls(messages: Sequence[dict[str, Any]]) -> None:
     """Number the tool calls, and give each result the number of its call: results follow in the order of the calls."""
     waiting: list[str] = []
     count = 0
@@ -180,7 +181,7 @@ def _pair_tool_calls(messages: Sequence[dict]) -> None:
             message["tool_call_id"] = waiting.pop(0) if waiting else ""
 
 
-def split_tools(system: str) -> tuple[str, list[dict]]:
+def split_tools(system: str) -> tuple[str, list[dict[str, Any]]]:
     """The system prompt without its tool section, and the specifications that stood in it.
 
     >>> split_tools('Be brief.\\n\\n# Tools\\n<tools>\\n{"a": 1}\\n</tools>\\n<tool_call>\\n</tool_call>')

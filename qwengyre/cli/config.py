@@ -55,11 +55,12 @@ def check(
     if config is not None:
         wrong = {mistake.key for mistake in reading.mistakes}  # of a key that is wrong, its default says nothing
         found = mistakes_in(config, with_model=True)
-        mistakes += [mistake for mistake in found if getattr(mistake, "key", None) is None or mistake.key not in wrong]
+        mistakes += [mistake for mistake in found if (key := getattr(mistake, "key", None)) is None or key not in wrong]
     if len(mistakes) > 1:
         raise ExceptionGroup(str(run_file), mistakes)
     for mistake in mistakes:
         raise mistake
+    assert config is not None, "what cannot be read has a mistake"
     say(f"{run_file}: ok\n  {size_of(config)}")
     for note in worth_knowing(config):
         say(f"  note: {note}")

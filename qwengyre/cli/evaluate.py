@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -150,7 +151,7 @@ def _standard_error(means: list[float]) -> float | None:
     if len(means) < 2:
         return None
     mean = sum(means) / len(means)
-    return (sum((value - mean) ** 2 for value in means) / (len(means) - 1) / len(means)) ** 0.5
+    return math.sqrt(sum((value - mean) ** 2 for value in means) / (len(means) - 1) / len(means))
 
 
 def show(found: Evaluated) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import IO, Annotated, Final
+from typing import IO, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -185,7 +185,7 @@ def write_parquet(rows: Iterator[ExportRow], out: Path) -> int:
     )
     num_rows = 0
     with pq.ParquetWriter(out, schema, compression="zstd") as writer:
-        batch: list[dict] = []
+        batch: list[dict[str, Any]] = []
         for row in rows:
             batch.append(_parquet_row(row))
             num_rows += 1
@@ -197,7 +197,7 @@ def write_parquet(rows: Iterator[ExportRow], out: Path) -> int:
     return num_rows
 
 
-def _parquet_row(row: ExportRow) -> dict:
+def _parquet_row(row: ExportRow) -> dict[str, Any]:
     chosen = row.trajectory
     fields = {name: getattr(row, name) for name in row.__struct_fields__ if name != "trajectory"}
     return fields | {
@@ -225,7 +225,7 @@ def write_chat(rows: Iterator[ExportRow], file: IO[str], chatml: Chatml) -> tupl
     return num_rows, num_changed
 
 
-def open_chatml(folder: Path, renderer: dict[str, object]) -> Chatml:
+def open_chatml(folder: Path, renderer: Mapping[str, str | bool | int]) -> Chatml:
     """The turns of the model in `folder`. Raises ConfigError when its tokenizer is not of the ChatML family."""
     from qwengyre.gateway.rendering import Rendering  # slow to import, and Parquet needs none of it
     from qwengyre.gateway.seen import turn_of
@@ -236,7 +236,7 @@ def open_chatml(folder: Path, renderer: dict[str, object]) -> Chatml:
     if not isinstance(start, int) or not isinstance(end, int):
         raise ConfigError("this tokenizer has no <|im_start|> and <|im_end|>: export Parquet instead", file=str(folder))
 
-    def parse(ids: list[int], tools: list[dict]) -> Turn:
+    def parse(ids: list[int], tools: list[dict[str, Any]]) -> Turn:
         return turn_of([*ids, end], rendering.parser(str, (), tools))
 
     return Chatml(start, end, rendering.tokenizer.decode, parse, rendering.render_finished)

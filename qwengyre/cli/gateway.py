@@ -180,6 +180,7 @@ async def _serve_alone(config: GatewayProcessConfig, open_engine: OpenEngine, na
         for name in names:
             execution = await server.gateway.open(_opened(name, temperature, config, served, most))
             execution.route.set(SERVER)
+            assert server.listening is not None
             base = f"http://{config.host}:{server.listening.port}{execution.keys.path}"
             anthropic = base.removesuffix("/v1")
             say(

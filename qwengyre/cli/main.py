@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -95,9 +95,10 @@ def _register(app: typer.Typer, commands: Commands, words: list[str], show_trace
             app.command(name, help=help_text, short_help=summary, no_args_is_help=False)(_guarded(loaded, show_traceback))
 
 
-def _load(target: str) -> Callable | Commands:
+def _load(target: str) -> Callable[..., Any] | Commands:
     module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
+    loaded: Callable[..., Any] | Commands = getattr(importlib.import_module(module), name)
+    return loaded
 
 
 def _not_loaded() -> None:
@@ -108,7 +109,7 @@ def _first_word(arguments: list[str]) -> int:
     return next((index for index, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
 
 
-def _guarded(function: Callable, show_traceback: bool) -> Callable:
+def _guarded(function: Callable[..., Any], show_traceback: bool) -> Callable[..., Any]:
     """Errors that a user can act on become a line each on stderr; Ctrl-C ends without a traceback."""
 
     @functools.wraps(function)

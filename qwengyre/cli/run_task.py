@@ -128,6 +128,7 @@ async def _run(trial: Trial) -> Outcome:
             most = min(trial.gateway.max_context_tokens, most)
             execution = await server.gateway.open(_opened(trial, most))
             execution.route.set(SERVER)
+            assert server.listening is not None
             address = GatewayAddress(str(config.harness_socket), f"http://127.0.0.1:{server.listening.port}")
             work = Path(private) / "work"
             async with Launcher(trial.harness, address, work=work, failed=trial.keep / "failed") as launcher:

@@ -92,5 +92,7 @@ def _write_picture(html: Path, report: Report, source: DurationSource) -> None:
     from qwengyre.dashboard.simulation_page import comparison_page
     from qwengyre.sim.results import SimulationJob, run_job
 
-    recorded = [(r, run_job(SimulationJob(source, r.settings, report.seeds[0], True)).timeline) for r in report.results]
+    timelines = [run_job(SimulationJob(source, result.settings, report.seeds[0], True)).timeline for result in report.results]
+    recorded = [(result, timeline) for result, timeline in zip(report.results, timelines, strict=True) if timeline is not None]
+    assert len(recorded) == len(timelines), "a job that is to be recorded has a timeline"
     write_text(html, comparison_page(report, source.workload, recorded))

@@ -104,9 +104,9 @@ def print_plan(name: str, plan: Plan, workload: Workload) -> None:
 def _plan_cells(result: Result, workload: Workload) -> list[str]:
     setting = result.settings
     used = effective(workload, setting)
-    num_cells = (workload.nodes - setting.standalone_nodes) // int(used["cell_nodes"])
+    cell_nodes = setting.cell_nodes or workload.cell_nodes
     return [
-        f"{num_cells} x {used['cell_nodes']}",
+        f"{(workload.nodes - setting.standalone_nodes) // cell_nodes} x {cell_nodes}",
         str(setting.standalone_nodes or ""),
         str(used["steps_per_burst"]),
         f"{used['dispatch_depth']:g}",

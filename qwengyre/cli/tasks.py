@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +14,8 @@ from qwengyre.cli.output import say
 from qwengyre.config.load import load
 from qwengyre.core.errors import ConfigError
 from qwengyre.images.config import SandboxConfig
-from qwengyre.sandbox.config import HarnessConfig, LimitsConfig
-from qwengyre.sandbox.suites.folders import write_tasks
+from qwengyre.sandbox.config import HarnessConfig, Isolation, LimitsConfig
+from qwengyre.sandbox.suites.folders import ImportedTask, write_tasks
 from qwengyre.sandbox.suites.pull import pull
 from qwengyre.sandbox.suites.repositories import nl2repo, terminal_bench
 from qwengyre.sandbox.suites.rows import questions, swe_rows
@@ -94,14 +94,14 @@ def import_suite(
         raise ConfigError(f"{form!r} is not a format: {', '.join(FORMATS)}", key="FORMAT")
     if not source.exists():
         raise ConfigError("does not exist", file=str(source))
-    read = {
+    readers: dict[str, Callable[[], Iterator[ImportedTask]]] = {
         "terminal-bench": lambda: terminal_bench(source),
         "swe-rows": lambda: swe_rows(source, command),
         "nl2repo": lambda: nl2repo(source, _sandbox(overrides or [], False)),
         "questions": lambda: questions(source),
-    }[form]
+    }
     number = 0
-    for task in write_tasks(read(), target):
+    for task in write_tasks(readers[form](), target):
         number += 1
         for warning in task.warnings:
             say(f"{task.name}: warning: {warning}")
@@ -127,10 +127,12 @@ def _solve(tasks: Sequence[Task], isolation: str) -> int:
     """A line a task; how many cannot be learned from."""
     from qwengyre.sandbox.solve import solve
 
-    if isolation not in ("bwrap", "none"):
-        raise ConfigError(f"{isolation!r} is neither bwrap nor none", key="--isolation")
+    try:
+        kind = msgspec.convert(isolation, Isolation)
+    except msgspec.ValidationError:
+        raise ConfigError(f"{isolation!r} is neither bwrap nor none", key="--isolation") from None
     limits = LimitsConfig(best_effort=True)  # solutions are of who wrote the task
-    config = HarnessConfig(command=("true",), isolation=isolation, limits=limits)
+    config = HarnessConfig(command=("true",), isolation=kind, limits=limits)
     results = [solve(task, config) for task in tasks]
     for result in results:
         solved = "no solution" if result.solved is None else f"solved {result.solved:g}"

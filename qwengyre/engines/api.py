@@ -7,7 +7,7 @@ cell over a connection (`engines/server.py`, `engines/remote.py`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -88,7 +88,7 @@ class EngineStats(msgspec.Struct, frozen=True):
 class Serving(Protocol):
     """What answers calls. Methods are safe to call from the event loop; none blocks it. Raises the EngineError family of core/errors."""
 
-    def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         """Stream the tokens. The last chunk has a finish_reason; an abort ends with "abort" after the partial tokens.
 
         Raises ContextOverflow, EngineUnavailable (offloaded or closed).

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import httpx
@@ -65,7 +65,7 @@ class CompletionsEngine:
         self._is_closed = False
         self._counts = {"tokens_generated": 0, "tokens_prefilled": 0}
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         prompt = np.frombuffer(request.token_ids, TOKEN)
         self._accept(request.request_id, len(prompt))
         self._counts["tokens_prefilled"] += len(prompt)

@@ -104,7 +104,8 @@ class LoadedModel(NamedTuple):
 class ServableModel(Protocol):
     """A model that an engine can serve."""
 
-    vocabulary: int
+    @property
+    def vocabulary(self) -> int: ...
 
     def fingerprint(self, block_size: int) -> str:
         """Equal for two engines exactly when one can read the KV blocks of the other."""

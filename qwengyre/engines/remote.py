@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TypeVar
 
 import msgspec
@@ -66,7 +66,7 @@ class RemoteEngine:
             self._heard_at = asyncio.get_running_loop().time()
             self._watch_silence()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         request_id = request.request_id
         if request_id in self._names:
             raise EngineUnavailable(f"request {request_id} is running already")

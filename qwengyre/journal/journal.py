@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 import msgspec
 
@@ -59,7 +59,7 @@ class Journal:
         self._broken: str | None = None
 
     @classmethod
-    def open(cls, path: str | Path, types: object, *, policy: SyncPolicy = "os") -> Journal:
+    def open(cls, path: str | Path, types: object, *, policy: SyncPolicy = "os") -> Self:
         """Open for appending, making the file and its folder if needed; check every record that is there.
 
         `types` is a union or tuple of tagged Structs. A damaged tail is moved aside into `PATH.corrupt-OFFSET`, cut,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -11,6 +11,9 @@ from qwengyre.core.errors import UnsupportedModel
 from qwengyre.models import interface, recurrences
 from qwengyre.models.head import HeadForm, measure
 from qwengyre.models.limits import Limit, longest_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 KNOWN_LAYERS = frozenset(
     {
@@ -35,7 +38,7 @@ class Followed(NamedTuple):
     has_recurrence: bool
 
 
-def take_over(model: nn.Module) -> Followed:
+def take_over(model: PreTrainedModel) -> Followed:
     """From now on `model` computes within `plan.following` only, but for other attention implementations. Raises UnsupportedModel."""
     name, before = type(model).__name__, model.config._attn_implementation
     model.eval()
@@ -43,7 +46,7 @@ def take_over(model: nn.Module) -> Followed:
         raise UnsupportedModel(name, f"layers of type {', '.join(sorted(unknown))} are not handled")
     try:
         model.set_attn_implementation("eager")
-        form, body = measure(model, torch.arange(FEW_TOKENS, device=model.get_input_embeddings().weight.device))
+        form, body = measure(model, torch.arange(FEW_TOKENS, device=next(model.get_input_embeddings().parameters()).device))
     except UnsupportedModel:
         raise
     except Exception as error:  # whatever a model's own code raises is a reason to refuse it

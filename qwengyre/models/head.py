@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from qwengyre.core.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class HeadForm(NamedTuple):
@@ -39,6 +42,7 @@ class HeadForm(NamedTuple):
 
     def slope(self, logits: Tensor) -> Tensor:
         """d logits / d u of capped logits, from the logits."""
+        assert self.cap is not None
         return 1 - (logits / self.cap).square_()
 
 
@@ -56,7 +60,7 @@ class ObservedPass(NamedTuple):
 
 
 @torch.no_grad()
-def measure(model: nn.Module, token_ids: Tensor) -> tuple[HeadForm, nn.Module]:
+def measure(model: PreTrainedModel, token_ids: Tensor) -> tuple[HeadForm, nn.Module]:
     """How `model` makes logits, and of which of its modules' output. Raises UnsupportedModel when they are not a scaled and capped product."""
     name, output = type(model).__name__, model.get_output_embeddings()
     if not isinstance(output, nn.Linear):
@@ -87,15 +91,15 @@ def measure(model: nn.Module, token_ids: Tensor) -> tuple[HeadForm, nn.Module]:
     return HeadForm(before * after, cap, kept), seen.body
 
 
-def _watch(model: nn.Module, output: nn.Linear, token_ids: Tensor) -> ObservedPass:
+def _watch(model: PreTrainedModel, output: nn.Linear, token_ids: Tensor) -> ObservedPass:
     bodies: list[tuple[nn.Module, Tensor]] = []
     heads: list[tuple[Tensor, Tensor]] = []
 
     def keep_hidden(module: nn.Module, args: Any, result: Any) -> None:
         bodies.append((module, result[0] if isinstance(result, tuple) else result.last_hidden_state))
 
-    candidates = {id(found): found for found in (model.base_model, model.get_decoder()) if found is not model}
-    candidates = list(candidates.values()) or [found for found in [getattr(model, "model", None)] if isinstance(found, nn.Module)]
+    known = {id(found): found for found in (model.base_model, model.get_decoder()) if found is not model}
+    candidates = list(known.values()) or [found for found in [getattr(model, "model", None)] if isinstance(found, nn.Module)]
     hooks = [candidate.register_forward_hook(keep_hidden) for candidate in candidates]
     hooks.append(output.register_forward_hook(lambda module, args, result: heads.append((args[0], result.clone()))))
     try:
@@ -109,7 +113,7 @@ def _watch(model: nn.Module, output: nn.Linear, token_ids: Tensor) -> ObservedPa
     return ObservedPass(body, *(part.reshape(-1, part.shape[-1]) for part in (hidden, *heads[0], logits)))
 
 
-def _factor(model: nn.Module, before: Tensor, after: Tensor) -> float | None:
+def _factor(model: PreTrainedModel, before: Tensor, after: Tensor) -> float | None:
     """The number that turns `before` into `after`, as the config has it when it is there; None when no number does."""
     if torch.equal(before, after):
         return 1.0
@@ -121,7 +125,7 @@ def _factor(model: nn.Module, before: Tensor, after: Tensor) -> float | None:
     return min((v for v in stated if math.isclose(v, factor, rel_tol=1e-6)), key=lambda v: abs(v - factor), default=factor)
 
 
-def _bent(model: nn.Module, before: Tensor, after: Tensor) -> tuple[float | None, float | None]:
+def _bent(model: PreTrainedModel, before: Tensor, after: Tensor) -> tuple[float | None, float | None]:
     """The number and the cap of the config that turn `before` into `after`; (None, None) when none do."""
     for cap in _numbers(model.config, "cap"):
         within = after.abs() < cap / 2

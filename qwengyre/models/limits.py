@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 RESCALED = ("dynamic", "longrope")
 """Kinds of rotary embeddings whose angles, of all tokens, depend on how long the whole text is."""
@@ -16,7 +19,7 @@ class Limit(NamedTuple):
     reason: str
 
 
-def longest_text(model: nn.Module) -> Limit | None:
+def longest_text(model: PreTrainedModel) -> Limit | None:
     """The lowest limit of `model`, which may lie on the meta device; None: there is none."""
     found = [*_rotary(model.config.get_text_config()), *_learned(model)]
     return min(found, default=None)
@@ -30,7 +33,7 @@ def _rotary(config: Any) -> Iterator[Limit]:
             yield Limit(length, f"its rotary embeddings ({rope['rope_type']}) turn all tokens otherwise in a longer text")
 
 
-def _learned(model: nn.Module) -> Iterator[Limit]:
+def _learned(model: PreTrainedModel) -> Iterator[Limit]:
     """Embeddings of positions; some are offset by their `offset` rows."""
     words = model.get_input_embeddings()
     for name, module in model.named_modules():

@@ -7,17 +7,19 @@ vision-language checkpoint without its prefix. In the folder they are apart, and
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from safetensors import safe_open
-from torch import nn
 
 from qwengyre.core.errors import ConfigError, ModelRefused
 from qwengyre.models.config_file import read_config_file
 from qwengyre.models.follow import sentence
 from qwengyre.models.weight_files import refuse_pickled
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Arrays = dict[str, np.ndarray]
 
@@ -43,7 +45,7 @@ def read_config(model_dir: Path) -> Any:
     return config
 
 
-def load(model_dir: Path, dtype: torch.dtype) -> nn.Module:
+def load(model_dir: Path, dtype: torch.dtype) -> PreTrainedModel:
     """Every parameter from the folder, none made up. Raises ConfigError."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
@@ -52,9 +54,10 @@ def load(model_dir: Path, dtype: torch.dtype) -> nn.Module:
     config = read_config(model_dir)
     try:
         refuse_pickled(Path(model_dir))
-        model, found = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             model_dir, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
         )
+        model, found = cast("tuple[PreTrainedModel, dict[str, Any]]", loaded)  # with the loading info, which its types leave out
     except ModelRefused as error:
         raise ConfigError(str(error), file=str(model_dir)) from error
     except Exception as error:  # of whatever reads the files, and of the model's own code
@@ -66,7 +69,7 @@ def load(model_dir: Path, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def skeleton(model_dir: Path) -> nn.Module:
+def skeleton(model_dir: Path) -> PreTrainedModel:
     """The model of a folder without memory for weights: `as_in_folder` and `left_in_folder` of it are those of the loaded one.
 
     Raises ConfigError.
@@ -77,25 +80,25 @@ def skeleton(model_dir: Path) -> nn.Module:
 
     config = read_config(model_dir)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     conversions = get_model_conversion_mapping(model, None, None)
     renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
     for path in _files(model_dir):
         for name in _names(path):
             rename_source_key(name, renamings, converters, model.base_model_prefix, model.state_dict())
-    model._weight_conversions = [entry for entry in conversions if entry.was_used()]
+    setattr(model, "_weight_conversions", [entry for entry in conversions if entry.was_used()])  # noqa: B010  its types lack it
     return model
 
 
-def as_in_folder(model: nn.Module, weights: Arrays) -> Arrays:
+def as_in_folder(model: PreTrainedModel, weights: Arrays) -> Arrays:
     """Weights of `model` by the names, and in the pieces, that its folder has, with what else it keeps and does not train."""
     tensors = {name: torch.from_numpy(array) for name, array in weights.items()} | _kept_buffers(model)
     found = _reverted(model, tensors)
     return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in found.items()}
 
 
-def left_in_folder(model: nn.Module, model_dir: Path) -> frozenset[str]:
+def left_in_folder(model: PreTrainedModel, model_dir: Path) -> frozenset[str]:
     """Names in the weight files of `model_dir` that are not of `model`: a vision tower, heads that draw several tokens."""
     own = _reverted(model, {name: torch.empty(tensor.shape, device="meta") for name, tensor in model.state_dict().items()})
     return frozenset(name for path in _files(model_dir) for name in _names(path)) - own.keys()
@@ -112,7 +115,7 @@ def read_left(model_dir: Path, names: frozenset[str]) -> Arrays:
     return found
 
 
-def read_kept(model: nn.Module, model_dir: Path) -> Arrays:
+def read_kept(model: PreTrainedModel, model_dir: Path) -> Arrays:
     """What the folder of `model`, which may be a skeleton, keeps of it and does not train: corrections of routers, for instance."""
     everything, trained = model.state_dict(), dict(model.named_parameters(remove_duplicate=False))
     names = [
@@ -127,17 +130,18 @@ def as_in_memory(model_dir: Path, dtype: torch.dtype) -> Arrays:
     return {name: parameter.detach().numpy() for name, parameter in load(model_dir, dtype).named_parameters()}
 
 
-def _kept_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+def _kept_buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Buffers that belong to a checkpoint: corrections of routers, for instance. None of a skeleton."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     kept = {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in parameters}
     return {name: tensor.cpu() for name, tensor in kept.items() if not tensor.is_meta}
 
 
-def _reverted(model: nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _reverted(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     from transformers.core_model_loading import revert_weight_conversion
 
-    return revert_weight_conversion(model, tensors)
+    reverted: dict[str, torch.Tensor] = revert_weight_conversion(model, tensors)
+    return reverted
 
 
 def _files(model_dir: Path) -> list[Path]:

@@ -36,7 +36,7 @@ class Scan(NamedTuple):
     axis: int = 1
     """Of the tokens, in the output and in every argument of three or more axes."""
     works_in_chunks: bool = True
-    by: Callable | None = None
+    by: Callable[..., Any] | None = None
     """What scans a piece, where transformers' own function cannot start from a state."""
 
 
@@ -71,6 +71,8 @@ SCANS = {
 }
 """By function."""
 
+FOLLOWS = "follows_plans"
+"""Marks a function that has been replaced."""
 LONGEST_CHUNK, SHORTEST_CHUNK = 64, 16
 """Tokens that a scan works on at once. It pads a piece to a multiple, so short pieces take short chunks."""
 
@@ -85,18 +87,19 @@ def install(model: nn.Module) -> bool:
             if original is None:
                 continue
             found = True
-            if not hasattr(original, "follows_plans"):
+            if not hasattr(original, FOLLOWS):
                 setattr(module, function, _convolution(original) if function == CONV else _scan(original, SCANS[function]))
     return found
 
 
-def _convolution(original: Callable) -> Callable:
+def _convolution(original: Callable[..., Any]) -> Callable[..., Any]:
     def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **kwargs: Any) -> Tensor:
         """x (1, C, n), weight (C, K) -> (1, C, n)."""
         if (plan := current()) is None:
-            return original(x, weight, bias, activation=activation, **kwargs)
+            convolved: Tensor = original(x, weight, bias, activation=activation, **kwargs)
+            return convolved
         rows_MC, above_nK = plan.reach(x[0].T, weight.shape[1])
-        out = bias if bias is not None else 0
+        out = rows_MC.new_zeros(()) if bias is None else bias
         for tap in range(weight.shape[1]):
             exists_n = torch.from_numpy(above_nK[:, tap] >= 0).to(x.device)
             taken = rows_MC.index_select(0, torch.from_numpy(np.maximum(above_nK[:, tap], 0)).to(x.device))
@@ -107,11 +110,11 @@ def _convolution(original: Callable) -> Callable:
             out = ACT2FN[activation](out)
         return out.T[None].to(x.dtype)
 
-    convolve.follows_plans = True
+    setattr(convolve, FOLLOWS, True)
     return convolve
 
 
-def _scan(original: Callable, scan: Scan) -> Callable:
+def _scan(original: Callable[..., Any], scan: Scan) -> Callable[..., Any]:
     def scanned(*args: Any, **kwargs: Any) -> Any:
         """As the original, for one text; the state that it was asked for is None."""
         if (plan := current()) is None:
@@ -119,18 +122,21 @@ def _scan(original: Callable, scan: Scan) -> Callable:
         out = _by_pieces(plan, original, scan, args, kwargs)
         return (out, None) if scan.returns_pair else out
 
-    scanned.follows_plans = True
+    setattr(scanned, FOLLOWS, True)
     return scanned
 
 
-def _by_pieces(plan: LayerPlan, original: Callable, scan: Scan, args: tuple, kwargs: dict[str, Any]) -> Tensor:
+def _by_pieces(
+    plan: LayerPlan, original: Callable[..., Any], scan: Scan, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Tensor:
     lengths, states, run = plan.cuts(), plan.next_scan(), scan.by or original
+    places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     split = {
         place: torch.split(value, lengths, dim=scan.axis)
-        for place, value in {**dict(enumerate(args)), **kwargs}.items()
+        for place, value in places
         if _holds_tokens(value, sum(lengths), scan.axis)
     }
-    outs: list[Tensor | None] = [None] * len(lengths)
+    outs: dict[int, Tensor] = {}
     for group in plan.groups():
         given = {place: torch.cat([parts[piece] for piece in group]) for place, parts in split.items()}
         named = kwargs | {scan.final: True, scan.initial: states.before(group, next(iter(given.values())))}
@@ -141,7 +147,7 @@ def _by_pieces(plan: LayerPlan, original: Callable, scan: Scan, args: tuple, kwa
         states.after(group, state)
         for piece, part in zip(group, out.split(1), strict=True):
             outs[piece] = part
-    return torch.cat(outs, scan.axis)
+    return torch.cat([outs[piece] for piece in range(len(lengths))], scan.axis)
 
 
 def _holds_tokens(value: object, num_tokens: int, axis: int) -> bool:

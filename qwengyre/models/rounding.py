@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from qwengyre.models.probe import NUM_TOKENS, UNITS, Probe, text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def made_of(ids: Sequence[int], exact: Tensor, rounded: Tensor, model: nn.Module) -> Probe:
@@ -37,10 +40,12 @@ def rounding(model: nn.Module) -> Iterator[None]:
 
 
 @torch.inference_mode()
-def probe_of(model: nn.Module, num_tokens: int = NUM_TOKENS + 1) -> Probe:
+def probe_of(model: PreTrainedModel, num_tokens: int = NUM_TOKENS + 1) -> Probe:
     """By the model's own forward, as transformers has it."""
     before = model.config._attn_implementation
-    ids = torch.from_numpy(text(model.get_output_embeddings().weight.shape[0])[:num_tokens])
+    output = model.get_output_embeddings()
+    assert isinstance(output, nn.Linear), "what is none was refused"
+    ids = torch.from_numpy(text(output.weight.shape[0])[:num_tokens])
     try:
         model.set_attn_implementation("eager")
         exact = _own(model, ids)
@@ -50,6 +55,6 @@ def probe_of(model: nn.Module, num_tokens: int = NUM_TOKENS + 1) -> Probe:
         model.set_attn_implementation(before)
 
 
-def _own(model: nn.Module, ids: Tensor) -> Tensor:
-    logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+def _own(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    logits: Tensor = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
     return logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0]

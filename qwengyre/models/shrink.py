@@ -7,10 +7,12 @@ neither size nor length stays as it is: scales, caps, sinks, norms, kinds of lay
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HEADS, HEAD_WIDTH, VOCABULARY, WINDOW = 4, 8, 64, 4
 HIDDEN = HEADS * HEAD_WIDTH
@@ -79,12 +81,12 @@ def shrink(config: Any, changes: dict[str, Any] | None = None) -> Any:
     return type(text).from_dict(small | (changes or {}))
 
 
-def small_model(config: Any) -> nn.Module | None:
+def small_model(config: Any) -> PreTrainedModel | None:
     """A tiny random model of the family of `config`; None when sizes belong together in a way that is not known here."""
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_config(shrink(config)).float().eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(shrink(config)).float().eval()
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64, device="cpu"), use_cache=False)
     except Exception:  # whatever the family's own code makes of sizes that do not fit
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final, Literal
 
 import msgspec
@@ -50,7 +50,7 @@ class PacedEngine:
         self._numbers = itertools.count()
         self._stats = EngineStats(0, 0, 0, 0, 0, 0.0)
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         cached = await self._accept(request)
         aborted = self._aborts[request.request_id] = asyncio.Event()
         try:
@@ -59,7 +59,7 @@ class PacedEngine:
         finally:
             self._aborts.pop(request.request_id, None)
 
-    async def _stream(self, request: GenerateRequest, cached: int, aborted: asyncio.Event) -> AsyncIterator[TokenChunk]:
+    async def _stream(self, request: GenerateRequest, cached: int, aborted: asyncio.Event) -> AsyncGenerator[TokenChunk, None]:
         """Token i of n is there after (i + 1) / n of the call's time; a continuation takes its share of it."""
         call, first = self._plan.call(request.request_id), request.sampling.first_index
         answer = [*self._tokenizer.encode(call.text, add_special_tokens=False).ids, self._end_id]

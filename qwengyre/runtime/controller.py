@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -14,7 +14,7 @@ from qwengyre.core.errors import CellFailed, NoRoom, ProcessFailed, StaleRead
 from qwengyre.core.ids import CORE, ExecutionId, GroupId, MicroStepId, cell_server, execution_id, group_of
 from qwengyre.core.records import MicroStep, Outcome
 from qwengyre.journal import Journal
-from qwengyre.runtime.driver import Driver, RunClock
+from qwengyre.runtime.driver import Driver, Handler, RunClock
 from qwengyre.runtime.executions import Executions, GroupPlan
 from qwengyre.runtime.fleet import Fleet
 from qwengyre.runtime.gateway_client import GatewayClient
@@ -65,7 +65,7 @@ class Controller:
         self.executions, self.steps, self.observer = stations.executions, stations.steps, stations.observer
         self._order, self._evaluation, self._trained = stations.order, stations.evaluation, stations.trained
         self.plans: dict[GroupId, GroupPlan] = {}
-        self.pending: list[cmd.Command] = []
+        self.pending: list[cmd.AnyCommand] = []
         """Commands of an earlier life that have no answer yet."""
         self.done: dict[ExecutionId, ExecutionDone] = {}
         self._taken: dict[int, list[cmd.TakeGroup]] = {}
@@ -74,7 +74,7 @@ class Controller:
         """Micro-steps of each group that no durable step has consumed."""
         self._consumed: dict[int, list[GroupId]] = {}
         self._restarts: asyncio.TaskGroup | None = None
-        self._restarting: dict[int, asyncio.Task] = {}
+        self._restarting: dict[int, asyncio.Task[None]] = {}
         self._lost_before: list[int] = []
         """Lost before the run drove anything."""
         self._known_lost: set[int] = set()
@@ -92,7 +92,7 @@ class Controller:
         self.fleet.say = self.observer.say
         self.steps.on_poisoned = stations.journal.append
 
-    def _handlers(self) -> dict[type, Callable[[cmd.Command], Awaitable[None] | None]]:
+    def _handlers(self) -> dict[type, Handler]:
         return {
             cmd.Dispatch: self.dispatch,
             cmd.Start: self.start,
@@ -117,7 +117,7 @@ class Controller:
     def post(self, kind: type[ev.Event], **fields: object) -> None:
         self.driver.post(kind, **fields)
 
-    def _on_decided(self, event: ev.Event, commands: list[cmd.Command]) -> None:
+    def _on_decided(self, event: ev.Event, commands: list[cmd.AnyCommand]) -> None:
         self.observer.see(event, commands, self.driver.scheduler)
         if self._tuning is not None:
             self._tuning.see(event, commands, self.driver.scheduler)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from qwengyre.journal import Journal
 from qwengyre.runtime.records import Decided
-from qwengyre.scheduler.commands import Command, FinishRun
+from qwengyre.scheduler.commands import AnyCommand, Command, FinishRun
 from qwengyre.scheduler.events import Event
 from qwengyre.scheduler.scheduler import Scheduler
 
-Handler = Callable[[Command], Awaitable[None] | None]
+Handler = Callable[[Any], Coroutine[Any, Any, None] | None]
+"""Of one kind of command, of which `handlers` is the table."""
 
 
 class RunClock:
@@ -36,13 +38,13 @@ class Driver:
         self.scheduler, self.journal, self.clock = scheduler, journal, clock
         self._handlers = handlers
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self.on_decided: Callable[[Event, list[Command]], None] = lambda event, commands: None
+        self.on_decided: Callable[[Event, list[AnyCommand]], None] = lambda event, commands: None
 
     def post(self, kind: type[Event], **fields: object) -> None:
         """Something happened now."""
         self._events.put_nowait(kind(at=self.clock.now(), **fields))
 
-    async def run(self, pending: Sequence[Command] = ()) -> None:
+    async def run(self, pending: Sequence[AnyCommand] = ()) -> None:
         """Until the scheduler says FinishRun. The first error of any command ends the run and is raised.
 
         `pending` are commands of an earlier life that had no answer.
@@ -57,7 +59,7 @@ class Driver:
                     finished = finished or isinstance(command, FinishRun)
                     self.start(command, tasks)
 
-    def decide(self, event: Event) -> list[Command]:
+    def decide(self, event: Event) -> list[AnyCommand]:
         self.journal.append(event)
         commands = self.scheduler.handle(event)
         if commands:

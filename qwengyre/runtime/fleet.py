@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NoReturn, TypeVar
 
+import msgspec
+
 from qwengyre.cell import api
 from qwengyre.cell.cell import CellSpec
 from qwengyre.core.errors import CellFailed
@@ -23,7 +25,7 @@ from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.gateway_client import GatewayClient
 
 log = logging.getLogger(__name__)
-Reply = TypeVar("Reply")
+Reply = TypeVar("Reply", bound=msgspec.Struct)
 
 
 class LiveCell:
@@ -34,7 +36,7 @@ class LiveCell:
         self.is_serving = True
         """The engine has memory and weights: a publish must reach it."""
         self.health: api.HealthReport | None = None
-        self.watch: asyncio.Task | None = None
+        self.watch: asyncio.Task[None] | None = None
 
 
 class Fleet:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -29,9 +29,9 @@ class GatewayProcess:
         self._config, self._private, self._logs, self._runtime = config, private, logs, runtime
         self._losses = Losses()
         self._child: Supervised | None = None
-        self._watch: asyncio.Task | None = None
+        self._watch: asyncio.Task[None] | None = None
         self.port: int | None = None
-        self.on_restarted: Callable[[], Awaitable[None]] | None = None
+        self.on_restarted: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     async def start(self) -> None:
         await self._launch()
@@ -77,6 +77,7 @@ class GatewayProcess:
     async def _wait_lost(self) -> str:
         """Until the process has ended, or is killed because it does not answer; the reason."""
         client, child = GatewayClient(Path(self._config.control_socket), self._runtime.heartbeat_s), self._child
+        assert child is not None, "launched before it is watched"
 
         async def ended() -> str:
             return f"its process ended with {await child.wait_exit()}"
@@ -91,6 +92,7 @@ class GatewayProcess:
 
     async def wait_failed(self) -> NoReturn:
         """Until the gateway is lost for good; raises what `_keep_alive` does."""
+        assert self._watch is not None, "started before anybody waits for it"
         await asyncio.shield(self._watch)
         raise AssertionError("a gateway is kept alive until it is stopped or cannot be")
 

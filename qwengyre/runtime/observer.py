@@ -96,7 +96,7 @@ class Observer:
 
     # ------------------------------------------------------------------ what the scheduler saw and decided
 
-    def see(self, event: ev.Event, commands: Sequence[cmd.Command], scheduler: Scheduler) -> None:
+    def see(self, event: ev.Event, commands: Sequence[cmd.AnyCommand], scheduler: Scheduler) -> None:
         state = scheduler.state
         for cell in state.cells.all:
             if self._roles.get(cell.cell) != cell.state.value:
@@ -147,7 +147,8 @@ class Observer:
             summary.timeouts_scored += 1
 
     def see_evaluation(self, version: int, plans: Sequence[GroupPlan], done: Mapping[GroupId, Sequence[ExecutionDone]]) -> None:
-        sampled, greedy = [], []
+        sampled: list[float] = []
+        greedy: list[float] = []
         for plan in plans:
             scores = [one.outcome.score for one in done[plan.group] if one.outcome.validity is not Validity.DROPPED]
             (sampled if plan.temperature > 0 else greedy).extend(scores)

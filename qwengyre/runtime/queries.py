@@ -44,4 +44,4 @@ class TrainingOrder:
     def task(self, index: int) -> str:
         number, place = divmod(index, len(self._tasks))
         order = np.random.default_rng((self._seed, number)).permutation(len(self._tasks))
-        return self._tasks[order[place]]
+        return self._tasks[int(order[place])]

@@ -13,7 +13,7 @@ from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone, R
 from qwengyre.runtime.tally import Tally
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.cells import CellState
-from qwengyre.scheduler.commands import Command, Dispatch, TakeGroup
+from qwengyre.scheduler.commands import AnyCommand, Dispatch, TakeGroup
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.sim.history import History
@@ -53,7 +53,7 @@ class Recovered:
 def recover(path: Path, config: SchedulerConfig) -> Recovered:
     """Replay the controller's journal. Raises JournalCorrupt if the scheduler decides anything else than it did then."""
     recovered = Recovered(config)
-    commands: list[Command] = []
+    commands: list[AnyCommand] = []
     for position, record in read(path, ControllerRecord):
         match record:
             case RunOpened():
@@ -74,7 +74,7 @@ def recover(path: Path, config: SchedulerConfig) -> Recovered:
     return recovered
 
 
-def _check(path: Path, position: int, commands: list[Command], decided: Decided) -> None:
+def _check(path: Path, position: int, commands: list[AnyCommand], decided: Decided) -> None:
     if msgspec.msgpack.encode(Decided(tuple(commands))) != msgspec.msgpack.encode(decided):
         raise JournalCorrupt(
             str(path),
@@ -83,7 +83,7 @@ def _check(path: Path, position: int, commands: list[Command], decided: Decided)
         )
 
 
-def _note(recovered: Recovered, commands: list[Command]) -> None:
+def _note(recovered: Recovered, commands: list[AnyCommand]) -> None:
     """What was decided counts, whether or not the kill left time to journal the decision."""
     for command in commands:
         match command:

@@ -47,8 +47,8 @@ class Steps:
         self.stats: dict[int, list[MicroStepStats]] = {}
         """Of the micro-steps computed for each step so far; what a lost cell computed stays in, it cost time."""
         self.poisoned: dict[int, str] = {}
-        self.on_poisoned: Callable[[StepPoisoned], None] = lambda record: None
-        self._regroup: asyncio.Task | None = None
+        self.on_poisoned: Callable[[StepPoisoned], object] = lambda record: None
+        self._regroup: asyncio.Task[None] | None = None
         self._collective = asyncio.Lock()
         """Connecting and summing never overlap: members that took them in different orders would wait for each other."""
         self._failed_with: Counter[MicroStepId] = Counter()
@@ -238,6 +238,7 @@ class Steps:
         def operation() -> api.Operation:
             nonlocal given
             given = self.published_version
+            assert self.published is not None, "the core has exposed what was published"
             return api.EnterRollout(self.published, given)
 
         phases_s = await self._read_snapshot(cell, operation)
@@ -269,6 +270,7 @@ class Steps:
         def operation() -> api.Operation:
             nonlocal given
             given = self.published_version
+            assert self.published is not None, "asked below"
             return api.UpdateWeights(self.published, given)
 
         while self.published is not None and given != self.published_version:

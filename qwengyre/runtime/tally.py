@@ -21,7 +21,7 @@ class Tally:
     def joins_mid_step(self) -> int:
         return self.joins.total()
 
-    def see(self, event: ev.Event, commands: Sequence[cmd.Command], steps_done: int) -> None:
+    def see(self, event: ev.Event, commands: Sequence[cmd.AnyCommand], steps_done: int) -> None:
         """`steps_done` by the scheduler, after it has heard `event` and decided `commands`."""
         match event:
             case ev.CellInTraining():

@@ -317,14 +317,14 @@ class Run:
         raise CellFailed(CORE, "is lost, and so are all others that could audit: go on with --resume")
 
 
-def commands_of_the_stop(decided: Sequence[Sequence[cmd.Command]], scheduler: Scheduler) -> list[cmd.Command]:
+def commands_of_the_stop(decided: Sequence[Sequence[cmd.AnyCommand]], scheduler: Scheduler) -> list[cmd.AnyCommand]:
     """What to start after the scheduler has heard, event by event, that every cell is lost.
 
     Commands to a cell were void with the next loss. Of several routes of one execution the last holds. A run that had finished
     finishes again: it was stopped before its report.
     """
-    routes: dict[ExecutionId, cmd.Command] = {}
-    others: list[cmd.Command] = []
+    routes: dict[ExecutionId, cmd.AnyCommand] = {}
+    others: list[cmd.AnyCommand] = []
     for command in (command for commands in decided for command in commands):
         match command:
             case cmd.Route() | cmd.Hold():

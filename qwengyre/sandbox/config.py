@@ -9,6 +9,8 @@ import msgspec
 
 from qwengyre.sandbox.command import PLACEHOLDERS, wrong_placeholder
 
+Isolation = Literal["bwrap", "none"]
+
 
 class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one execution, and each run of its evaluator, may use."""
@@ -56,7 +58,7 @@ class HarnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str] = {}
     """More environment variables for the harness. The gateway's address and key (`OPENAI_BASE_URL`, `ANTHROPIC_API_KEY` and their
     like) are set for each execution: a run does not start with them here."""
-    isolation: Literal["bwrap", "none"] = "bwrap"
+    isolation: Isolation = "bwrap"
     """`bwrap`: own workspace, the rest hidden or read-only, no network but the gateway. `none`: trusted harnesses only."""
     readable: tuple[str, ...] = ()
     """More absolute paths of this machine that a harness and its evaluator may read, each where it is."""

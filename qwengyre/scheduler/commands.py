@@ -178,3 +178,5 @@ AnyCommand = (
     | FinishRun
 )
 """The union to decode a journal with: `msgspec.msgpack.Decoder(AnyCommand)`."""
+AnyTicketed = Drain | SwitchToTraining | ReturnToRollout | OpenStep | JoinStep | Compute | CloseStep | RunOptimizer | Publish
+"""Those that wait for an answer."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from qwengyre.core.errors import IllegalTransition
 from qwengyre.core.ids import ExecutionId, GroupId, ServerId
-from qwengyre.scheduler.commands import Command, Hold, Move, Route, Start
+from qwengyre.scheduler.commands import AnyCommand, Hold, Move, Route, Start
 
 STANDALONE_RANK = 1 << 40
 """Standalone engines come after every cell: they serve longest."""
@@ -92,7 +92,7 @@ class Placement:
         live.attempt += 1
         self.queue.appendleft(live)
 
-    def place(self, out: list[Command]) -> None:
+    def place(self, out: list[AnyCommand]) -> None:
         """Give free slots to the held, then to the queue, first in first out, least loaded server first."""
         while self.held and (server := self._least_loaded()):
             execution = next(iter(self.held))
@@ -118,7 +118,7 @@ class Placement:
         self._enter(self.live[execution], server)
         return Move(execution, server.server)
 
-    def lose(self, server_id: ServerId, out: list[Command]) -> None:
+    def lose(self, server_id: ServerId, out: list[AnyCommand]) -> None:
         """Close a server that died: its executions go where there is room, or are held."""
         for execution in self._close(server_id):
             live = self.live[execution]

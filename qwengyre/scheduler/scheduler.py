@@ -1,4 +1,4 @@
-"""The scheduler: `handle(event) -> list[Command]`, the only place where anything is decided.
+"""The scheduler: `handle(event) -> list[AnyCommand]`, the only place where anything is decided.
 
 Each event changes the state through one handler; then `_settle` applies the rules, in a fixed order, to what is now true.
 The runtime, the simulator and the replay of a journal drive this same class, so equal events give byte-equal commands.
@@ -17,8 +17,9 @@ from qwengyre.core.ids import CORE, GroupId, execution_id, standalone_server
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.cells import Cell, CellState
 from qwengyre.scheduler.commands import (
+    AnyCommand,
+    AnyTicketed,
     CloseStep,
-    Command,
     Compute,
     Dispatch,
     Drain,
@@ -33,7 +34,6 @@ from qwengyre.scheduler.commands import (
     RunOptimizer,
     SwitchToTraining,
     TakeGroup,
-    Ticketed,
 )
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.placement import STANDALONE_RANK
@@ -42,7 +42,7 @@ from qwengyre.scheduler.state import State
 from qwengyre.scheduler.training import CoreLost, StepState
 from qwengyre.scheduler.validate import Invariants
 
-Out = list[Command]
+Out = list[AnyCommand]
 
 
 class Scheduler:
@@ -83,7 +83,7 @@ class Scheduler:
         """Check every invariant of docs/scheduler.md; call it after each event. Raises InvariantViolated. O(everything)."""
         self._invariants.check(self.state, self.policy)
 
-    def awaited(self) -> list[Command]:
+    def awaited(self) -> list[AnyCommand]:
         """Commands without an answer yet, in the order of their start: what a restarted driver has to start again or fail."""
         preparing = [PrepareGroup(group) for group in self.state.groups.unprepared()]
         return [*preparing, *self.state.awaited.values()]
@@ -409,7 +409,7 @@ class Scheduler:
         self._next_ticket += 1
         return ticket
 
-    def _start(self, command: Ticketed, out: Out) -> None:
+    def _start(self, command: AnyTicketed, out: Out) -> None:
         self.state.awaited[command.ticket] = command
         out.append(command)
 

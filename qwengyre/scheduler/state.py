@@ -5,7 +5,7 @@ from __future__ import annotations
 from qwengyre.buffer.groups import Group, GroupBuffer
 from qwengyre.core.ids import GroupId
 from qwengyre.scheduler.cells import Cell, Cells
-from qwengyre.scheduler.commands import Ticketed
+from qwengyre.scheduler.commands import AnyTicketed
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.placement import Placement
 from qwengyre.scheduler.training import StepState, Training
@@ -46,7 +46,7 @@ class State:
         """Groups of each evaluation that is under way or done, by version."""
         self.evaluation_left: dict[int, int] = {}
         """Groups of each evaluation that are not over."""
-        self.awaited: dict[int, Ticketed] = {}
+        self.awaited: dict[int, AnyTicketed] = {}
         """Commands without an answer yet, by ticket."""
         self.is_finished = False
 

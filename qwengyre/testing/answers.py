@@ -7,7 +7,7 @@ import itertools
 import json
 import random
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
@@ -113,7 +113,7 @@ class Streamed(msgspec.Struct, frozen=True):
 
 
 def streamed(
-    rendering: Rendering, ids: Sequence[int], cuts: Sequence[int], tail: Sequence[int], tools: Sequence[dict]
+    rendering: Rendering, ids: Sequence[int], cuts: Sequence[int], tail: Sequence[int], tools: Sequence[dict[str, Any]]
 ) -> Streamed:
     """An answer in pieces that end at `cuts`."""
     parser = rendering.parser(lambda index: f"call_{index}", tail, tools)
@@ -127,7 +127,9 @@ def streamed(
     return Streamed(said.turn(), tuple(deltas))
 
 
-def difference(rendering: Rendering, renderer: str, ids: Sequence[int], tail: Sequence[int], tools: Sequence[dict]) -> str | None:
+def difference(
+    rendering: Rendering, renderer: str, ids: Sequence[int], tail: Sequence[int], tools: Sequence[dict[str, Any]]
+) -> str | None:
     """How what is told differs from `parse_response` of the whole; None when it does not."""
     told = streamed(rendering, ids, range(len(ids)), tail, tools)
     try:

@@ -63,7 +63,7 @@ def said(row: dict[str, Any]) -> RecordedAnswer:
     return _said_responses(full)
 
 
-def _said_messages(full: dict) -> RecordedAnswer:
+def _said_messages(full: dict[str, Any]) -> RecordedAnswer:
     out = RecordedAnswer("", "", [])
     for block in full.get("content", ()):
         if block["type"] == "thinking":
@@ -75,13 +75,13 @@ def _said_messages(full: dict) -> RecordedAnswer:
     return out
 
 
-def _said_chat(full: dict) -> RecordedAnswer:
+def _said_chat(full: dict[str, Any]) -> RecordedAnswer:
     message = full["choices"][0]["message"] if full.get("choices") else {}
     tools = [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     return RecordedAnswer(message.get("content") or "", message.get("reasoning_content") or "", tools)
 
 
-def _said_responses(full: dict) -> RecordedAnswer:
+def _said_responses(full: dict[str, Any]) -> RecordedAnswer:
     out = RecordedAnswer("", "", [])
     for item in full.get("output", ()):
         if item["type"] == "reasoning":

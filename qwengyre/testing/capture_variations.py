@@ -67,7 +67,7 @@ def _rewritten(body: Any, chance: random.Random) -> Any:
     return _shuffled(body, chance) | {key: body[key] for key in ("tools",) if key in body}
 
 
-def _rewrite_item(item: dict, chance: random.Random) -> None:
+def _rewrite_item(item: dict[str, Any], chance: random.Random) -> None:
     item["x_unknown"] = {"at": chance.random()}
     for call in item.get("tool_calls") or ():
         call["function"]["arguments"] = _other_json(call["function"]["arguments"], chance)
@@ -85,7 +85,7 @@ def _rewrite_item(item: dict, chance: random.Random) -> None:
             _mark(content, chance)
 
 
-def _mark(blocks: list[dict], chance: random.Random) -> None:
+def _mark(blocks: list[dict[str, Any]], chance: random.Random) -> None:
     """Move the cache marks."""
     for block in blocks:
         block.pop("cache_control", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 Answer = Callable[[list[int]], Sequence[int]]
 """Prompt to output, the stop token included."""
@@ -17,7 +18,7 @@ class CompletionsServer:
     def __init__(self, answer: Answer, *, model: str = "policy", max_model_len: int = 4096, held: bool = False):
         self._answer, self._model, self._max_model_len, self._held = answer, model, max_model_len, held
         self.go = asyncio.Event()
-        self.bodies: list[dict] = []
+        self.bodies: list[dict[str, Any]] = []
         """Bodies of the completions asked for."""
         self.num_left = 0
         """Clients that hung up in mid-answer."""
@@ -46,7 +47,7 @@ class CompletionsServer:
         finally:
             writer.close()
 
-    async def _complete(self, body: dict, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _complete(self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.bodies.append(body)
         wanted = len(body["prompt"]) + body["max_tokens"]
         if wanted > self._max_model_len:
@@ -77,5 +78,5 @@ class CompletionsServer:
         leaving.cancel()
 
     @staticmethod
-    def _say(writer: asyncio.StreamWriter, status: bytes, payload: dict) -> None:
+    def _say(writer: asyncio.StreamWriter, status: bytes, payload: dict[str, Any]) -> None:
         writer.write(HEAD % (status, b"application/json") + json.dumps(payload).encode())

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import zlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -99,7 +99,7 @@ class ScriptedEngine:
         self._granted[request_id] = self._granted.get(request_id, 0) + num_tokens
         await self._notify()
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         prompt, cached = await self._accept(request)
         request_id, sampling = request.request_id, request.sampling
         limit = min(sampling.max_tokens, self._max_context_tokens - len(prompt))

@@ -10,7 +10,7 @@ without a value.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, tree: TreePlan, scores: Sc
     cache = tree.kept(key, value)
     window = scores.sees.window(tree.longest)
     over = ChainAttention if window is not None and window >= tree.longest else PathAttention
-    return over.apply(query, key, value, scores.sinks_H, tree, scores, cache)[..., :width]
+    inputs = (query, key, value, scores.sinks_H, tree, scores, cache)
+    out: Tensor = over.apply(*inputs)  # type: ignore[no-untyped-call]  # torch has no type for it
+    return out[..., :width]
 
 
 def same_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -50,7 +52,7 @@ def same_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
 class ChainAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -58,7 +60,7 @@ class ChainAttention(torch.autograd.Function):
         tree: TreePlan,
         scores: ScoreRule,
         cache: LayerCache | None,
-    ):
+    ) -> Tensor:
         kernel, scale = kernel_for(query, scores.cap), scores.scale
         heads, keys, values = _views(query, key, value, cache)
         groups, n = heads.shape[1], heads.shape[2]
@@ -83,7 +85,7 @@ class ChainAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse, sinks_H = ctx.saved_tensors
         kernel, scale, cache, squares = ctx.kernel, ctx.scale, ctx.cache, ctx.tree.squares
         heads, keys, values = _views(query, key, value, cache)
@@ -116,7 +118,8 @@ class ChainAttention(torch.autograd.Function):
 
 def _heads(rows: Tensor, key_heads: int) -> Tensor:
     """(1, n, Hk * G, d) seen as (Hk, G, n, d)."""
-    return rows[0].transpose(0, 1).unflatten(0, (key_heads, -1))
+    heads: Tensor = rows[0].transpose(0, 1).unflatten(0, (key_heads, -1))
+    return heads
 
 
 def _views(query: Tensor, key: Tensor, value: Tensor, cache: LayerCache | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -60,7 +60,8 @@ def _versions(execution: TrainingExecution) -> set[int]:
 
 
 def _grouped(executions: list[TrainingExecution]) -> Iterator[list[TrainingExecution]]:
-    group, size = [], 0
+    group: list[TrainingExecution] = []
+    size = 0
     for execution in executions:
         tokens = sum(t.num_tokens for t in execution.trajectories)
         if group and size + tokens > ROW_TOKENS:

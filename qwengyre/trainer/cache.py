@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class LayerCache:
 
     def gradients(self) -> tuple[Tensor, Tensor]:
         """The running dK and dV, in the dtype of sums; zero at first use."""
-        if self.d_key is None:
+        if self.d_key is None or self.d_value is None:
             self.d_key, self.d_value = sums_like(self.key, self.value)
         return self.d_key, self.d_value
 
@@ -54,7 +55,8 @@ class Store:
 
     def fetch(self, rows: list[int], anchor: Tensor) -> Tensor:
         """Values after `rows` (len(rows), ...), differentiable when `anchor` is."""
-        return _Fetch.apply(anchor, self, rows)
+        values: Tensor = _Fetch.apply(anchor, self, rows)  # type: ignore[no-untyped-call]  # torch has no type for it
+        return values
 
     def keep(self, rows: Sequence[int], values: Tensor) -> list[Export]:
         """Store `values` (len(rows), ...); in the backward of this chunk what later chunks sent back is their gradient."""
@@ -73,12 +75,12 @@ class Store:
 
 class _Fetch(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, anchor: Tensor, store: Store, rows: list[int]) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, store: Store, rows: list[int]) -> Tensor:
         ctx.store, ctx.rows = store, rows
         return torch.stack([store.values[row] for row in rows]) if rows else anchor.new_empty(0, *anchor.shape[1:])
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
         for row, sent in zip(ctx.rows, grad, strict=True):
             before = ctx.store.gradients.get(row)
             ctx.store.gradients[row] = sent.clone() if before is None else before + sent

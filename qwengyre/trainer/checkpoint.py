@@ -19,7 +19,7 @@ import secrets
 import shutil
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -89,7 +89,7 @@ def write_model(directory: Path, files: Path, weights: Path) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def write(directory: Path, files: Path, weights: Arrays, moments: dict[str, Arrays], meta: dict) -> None:
+def write(directory: Path, files: Path, weights: Arrays, moments: dict[str, Arrays], meta: dict[str, Any]) -> None:
     """Write a checkpoint to `directory`, in place of one that is there. `moments` are `first` and `second`."""
     state = directory.parent / STATES / f"{directory.name}-{secrets.token_hex(4)}.safetensors"
     write_weights(state, {f"{moment}.{name}": array for moment, arrays in moments.items() for name, array in arrays.items()})
@@ -115,7 +115,7 @@ def put_in_place(beside: Path, directory: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def read(directory: Path) -> tuple[Arrays, dict[str, Arrays], dict]:
+def read(directory: Path) -> tuple[Arrays, dict[str, Arrays], dict[str, Any]]:
     """Return weights, moments and meta of a checkpoint. Raises TrainerError for a folder that is not one, or is damaged."""
     old = directory.with_name(f".{directory.name}.old")
     if not directory.exists() and old.exists():
@@ -137,12 +137,13 @@ def read(directory: Path) -> tuple[Arrays, dict[str, Arrays], dict]:
         ) from error
 
 
-def read_meta(directory: Path) -> dict:
+def read_meta(directory: Path) -> dict[str, Any]:
     """The JSON of a checkpoint. Raises TrainerError for a folder that is not one."""
     try:
-        return json.loads((directory / META).read_text())
+        meta: dict[str, Any] = json.loads((directory / META).read_text())
     except (OSError, ValueError) as error:
         raise TrainerError(f"{directory} is not a checkpoint: {error}") from error
+    return meta
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:

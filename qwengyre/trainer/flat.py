@@ -52,6 +52,7 @@ class FlatParameters:
     def gradient(self) -> Tensor:
         """(N + NUM_COUNTERS,): sums, not means; allocated at first use."""
         self.open_gradient()
+        assert self._gradient is not None
         return self._gradient
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:

@@ -42,9 +42,10 @@ class CpuFlash:
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=mask, scale=scale
         )
+        return out, lse
 
     def backward(
         self,
@@ -55,9 +56,10 @@ class CpuFlash:
         scale: float,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        d_query, d_key, d_value = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             grad, *inputs, *merged, 0.0, causal, attn_mask=mask, scale=scale
         )
+        return d_query, d_key, d_value
 
     def lse_dtype(self, query: Tensor) -> torch.dtype:
         return wide(query.dtype)
@@ -67,8 +69,9 @@ class CudaFlash:
     """`_flash_attention_forward`, which returns the log-sum-exp. Half precision, no mask. Has not run: no GPU was at hand."""
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float, mask: None = None
+        self, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
+        assert mask is None, "kernel_for takes another one then"
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             *(x.transpose(1, 2) for x in (query, key, value)),
             None,
@@ -89,8 +92,9 @@ class CudaFlash:
         merged: tuple[Tensor, Tensor],
         causal: bool,
         scale: float,
-        mask: None = None,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        assert mask is None, "kernel_for takes another one then"
         query, key, value = (x.transpose(1, 2) for x in inputs)
         out, lse = merged
         seed = torch.zeros(2, dtype=torch.uint64, device=grad.device)

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d as c10d  # torch.distributed has these names, too, but not in its types
 
 from qwengyre.core.errors import MembershipBroken, WireError
 from qwengyre.rpc.store import StoreClient
@@ -27,6 +28,8 @@ from qwengyre.trainer.rendezvous import SecretStore, group_key, own_address, pro
 
 BROKEN: Final = (RuntimeError, dist.DistError, WireError, OSError)
 """What gloo and the store raise when somebody is not there."""
+GLOO: Final[Any] = dist.ProcessGroupGloo
+"""torch's types leave out most of what it can do."""
 
 
 class Members:
@@ -34,7 +37,7 @@ class Members:
 
     def __init__(self, membership: Membership) -> None:
         self.membership = membership
-        self._groups: dict[int, dist.ProcessGroupGloo] = {}
+        self._groups: dict[int, dist.ProcessGroup] = {}
 
     @staticmethod
     def connect(membership: Membership, secret: bytes, shard: int = 0) -> Members:
@@ -51,8 +54,8 @@ class Members:
                 store = SecretStore(client)
                 for prefix in range(max(2, rank + 1), membership.world + 1):
                     name = f"membership{membership.number}/shard{shard}/prefix{prefix}"
-                    scoped = dist.PrefixStore(name, store)
-                    members._groups[prefix] = group = dist.ProcessGroupGloo(scoped, rank, prefix, _options(membership))
+                    group: dist.ProcessGroup = GLOO(c10d.PrefixStore(name, store), rank, prefix, _options(membership))
+                    members._groups[prefix] = group
                     prove(group, rank, prefix, group_key(secret, membership.store, name))
         except BROKEN as error:
             members.close()
@@ -73,7 +76,7 @@ class Members:
         group = self._groups[num_members]
         scratch = gradient.to(HOST, copy=True)
         try:
-            options = dist.ReduceOptions()
+            options: Any = c10d.ReduceOptions()
             options.reduceOp, options.rootRank = dist.ReduceOp.SUM, 0
             options.timeout = timedelta(seconds=self.membership.timeout_s)
             group.reduce([scratch], options).wait()
@@ -94,8 +97,8 @@ class Members:
         )
 
 
-def _options(membership: Membership) -> dist.ProcessGroupGloo._Options:
-    options = dist.ProcessGroupGloo._Options()
+def _options(membership: Membership) -> Any:
+    options = GLOO._Options()
     options._timeout = timedelta(seconds=membership.timeout_s)
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(membership.store))]
+    options._devices = [GLOO.create_device(hostname=own_address(membership.store))]
     return options

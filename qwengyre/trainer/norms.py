@@ -7,6 +7,9 @@ half precision keeps the original.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import torch
 from torch import Tensor, nn
 
@@ -17,14 +20,14 @@ class RMSNorm(torch.autograd.Function):
     """y = w * x / sqrt(mean(x^2) + eps) over the last axis (Zhang and Sennrich, arXiv 1910.07467, eq. 4)."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         width = x.shape[-1]
-        inverse = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(width).add_(epsilon).rsqrt_()
+        inverse: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(width).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, inverse)
         return (x * inverse).mul_(weight)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, weight, inverse = ctx.saved_tensors
         width = x.shape[-1]
         unit = x * inverse
@@ -46,7 +49,7 @@ def replace_norms(model: nn.Module, like: nn.Module | None = None) -> int:
     for module in model.modules():
         parts = vars(module).get("_parameters", {})
         plain = type(module).__name__.endswith(SUFFIX) and hasattr(module, "variance_epsilon") and list(parts) == ["weight"]
-        if not plain or module.weight.dtype not in (torch.float32, torch.float64):
+        if not plain or parts["weight"].dtype not in (torch.float32, torch.float64):
             continue
         if _is_equal(module) if known is None else type(module) in known:
             module.forward = _forward_of(module)
@@ -57,9 +60,9 @@ def replace_norms(model: nn.Module, like: nn.Module | None = None) -> int:
 @torch.no_grad()
 def _is_equal(module: nn.Module) -> bool:
     """Whether the module computes what its name says: on two vectors, one of them small enough for epsilon to count."""
-    width = module.weight.shape[-1]
-    x = torch.linspace(-1, 1, width, dtype=module.weight.dtype, device=module.weight.device)
-    x = torch.stack([x, x.flip(0) * module.variance_epsilon**0.5])
+    weight, epsilon = _settings(module)
+    x = torch.linspace(-1, 1, weight.shape[-1], dtype=weight.dtype, device=weight.device)
+    x = torch.stack([x, x.flip(0) * epsilon**0.5])
     try:
         expected = module(x)
     except Exception:  # a norm that is called otherwise, with a gate for instance, is none of the plain ones
@@ -68,5 +71,17 @@ def _is_equal(module: nn.Module) -> bool:
     return expected.shape == x.shape and float((_forward_of(module)(x) - expected).abs().max()) <= rounding
 
 
-def _forward_of(module: nn.Module):
-    return lambda hidden_states: RMSNorm.apply(hidden_states, module.weight, module.variance_epsilon)
+def _forward_of(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """What is read at each call: weights move, and are replaced."""
+
+    def forward(hidden_states: Tensor) -> Tensor:
+        normed: Tensor = RMSNorm.apply(hidden_states, *_settings(module))  # type: ignore[no-untyped-call]  # torch has no type for it
+        return normed
+
+    return forward
+
+
+def _settings(module: nn.Module) -> tuple[Tensor, float]:
+    weight, epsilon = module.weight, module.variance_epsilon
+    assert isinstance(weight, Tensor)
+    return weight, float(cast(float, epsilon))

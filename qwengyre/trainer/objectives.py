@@ -86,6 +86,7 @@ def cispo(batch: TokenBatch, config: TrainerConfig) -> TokenLoss:
 
 def kl_to_reference(batch: TokenBatch) -> Tensor:
     """The low-variance estimate e^d - d - 1 with d = logp_ref - logp_theta (GRPO, arXiv 2402.03300, eq. 4), per token."""
+    assert batch.reference_O is not None, "with a KL term there are log-probs of the reference"
     delta_O = batch.reference_O - batch.logp_O
     return torch.exp(delta_O) - delta_O - 1
 

@@ -8,7 +8,7 @@ backward.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class PathAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx,
+        ctx: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -67,7 +67,7 @@ class PathAttention(torch.autograd.Function):
         tree: TreePlan,
         scores: ScoreRule,
         cache: LayerCache | None,
-    ):
+    ) -> Tensor:
         kernel, (keys, values) = kernel_for(query, scores.cap, is_masked=True), _sources(key, value, cache)
         groups = query.shape[1] // key.shape[1]
         out = query.new_empty(1, query.shape[2], query.shape[1], query.shape[3], dtype=wide(query.dtype))
@@ -87,7 +87,7 @@ class PathAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, lse, sinks_H = ctx.saved_tensors
         kernel, scores, cache, (keys, values) = ctx.kernel, ctx.scores, ctx.cache, _sources(key, value, ctx.cache)
         split = (key.shape[1], query.shape[1] // key.shape[1])

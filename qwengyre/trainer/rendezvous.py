@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hmac
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d as c10d  # torch.distributed has these names, too, but not in its types
 
 from qwengyre.core.errors import WireError
 from qwengyre.rpc.address import TcpAddress, parse_address
@@ -23,9 +24,10 @@ from qwengyre.rpc.store import StoreClient
 PROOF_BYTES: Final = 32
 PROOF_TAG: Final = 0x5147
 """Of the messages of a proof; sums have tags of their own."""
+Result = TypeVar("Result")
 
 
-class SecretStore(dist.Store):
+class SecretStore(c10d.Store):
     """torch's interface to a `KeyStore`. Keep it as long as torch uses it: torch keeps only its C++ half alive."""
 
     def __init__(self, client: StoreClient) -> None:
@@ -57,7 +59,7 @@ class SecretStore(dist.Store):
     def set_timeout(self, timeout: timedelta) -> None:
         """Every wait says its own."""
 
-    def _heard(self, ask):
+    def _heard(self, ask: Callable[[], Result]) -> Result:
         """torch knows its own errors. Raises DistStoreError."""
         try:
             return ask()
@@ -65,7 +67,7 @@ class SecretStore(dist.Store):
             raise dist.DistStoreError(str(error)) from error
 
 
-def prove(group: dist.ProcessGroup | dist.ProcessGroupGloo, rank: int, size: int, key: bytes) -> None:
+def prove(group: dist.ProcessGroup, rank: int, size: int, key: bytes) -> None:
     """Every two of the group prove to each other who they are. Raises WireError; RuntimeError when one does not come.
 
     `key` is theirs alone (`group_key`).
@@ -104,4 +106,4 @@ def own_address(store: str) -> str:
     assert isinstance(where, TcpAddress), "stores are reached over TCP"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # of a datagram, nothing is sent by this
         probe.connect(where)
-        return probe.getsockname()[0]
+        return str(probe.getsockname()[0])

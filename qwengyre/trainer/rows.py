@@ -10,6 +10,7 @@ import numpy as np
 
 from qwengyre.core import arrays
 from qwengyre.core.errors import PathTooLong, TrainerError
+from qwengyre.core.ids import ExecutionId
 from qwengyre.core.records import MicroStep, TrainingExecution, Trajectory
 from qwengyre.trainer.aggregation import token_weights
 from qwengyre.trainer.config import TrainerConfig
@@ -62,7 +63,7 @@ def build(micro_step: MicroStep, config: TrainerConfig, model: str = "the model"
 
 def layout_paths(
     executions: list[TrainingExecution], merge_prompt_tokens: int = 0
-) -> tuple[list[LayoutPath], list[tuple[str, int]], list[tuple[TrainingExecution, Trajectory]]]:
+) -> tuple[list[LayoutPath], list[tuple[ExecutionId, int]], list[tuple[TrainingExecution, Trajectory]]]:
     """Paths of `executions` for the layout, with their (execution, index) and records, in the same order."""
     tokens = [[arrays.unpack(t.token_ids_T, arrays.TOKEN) for t in e.trajectories] for e in executions]
     shared = _shared_prompt(executions, tokens) if merge_prompt_tokens else np.zeros(0, np.int32)
@@ -109,14 +110,15 @@ def _behind(segments: tuple[tuple[SegmentKey, int], ...], num_shared: int) -> tu
 
 def _targets(
     row: TreeRow,
-    origins: list[tuple[str, int]],
+    origins: list[tuple[ExecutionId, int]],
     records: list[tuple[TrainingExecution, Trajectory]],
     config: TrainerConfig,
 ) -> Targets:
     columns: dict[str, list[np.ndarray]] = {
         name: [] for name in ("row", "token", "behavior", "advantage", "temperature", "execution", "trajectory")
     }
-    counts, kept = [], []
+    counts: list[int] = []
+    kept: list[tuple[ExecutionId, int]] = []
     for rows_T, origin, (execution, trajectory) in zip(row.rows_P, origins, records, strict=True):
         at = np.flatnonzero(arrays.unpack(trajectory.trainable_T, arrays.FLAG))
         if not len(at):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -27,6 +27,9 @@ from qwengyre.core.records import MicroStep
 from qwengyre.rpc.refusal import Refused, describe, rebuild
 from qwengyre.trainer.flat import NUM_COUNTERS, FlatParameters
 from qwengyre.trainer.placement import HOST, wide
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Result = TypeVar("Result")
 
@@ -76,14 +79,16 @@ class Ranks:
         from torch.distributed.fsdp import fully_shard
 
         for module in (*layers, body):
-            fully_shard(module, mesh=self.mesh)
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)
+            sharded = fully_shard(module, mesh=self.mesh)
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)
 
     def gathered(self, body: nn.Module) -> None:
         """Give back what a forward without a backward has gathered of `body`."""
+        from torch.distributed.fsdp import FSDPModule
+
         for module in body.modules():
-            if hasattr(module, "reshard"):
+            if isinstance(module, FSDPModule):
                 module.reshard()
 
     def part(self, micro_step: MicroStep) -> MicroStep:
@@ -110,16 +115,17 @@ class Ranks:
 
     def together(self, job: Callable[[], Result]) -> Result:
         """`job()` of this rank, or the TrainerError that it met on any rank: none goes on into a collective alone."""
-        result, error = None, None
+        results: list[Result] = []
+        error: TrainerError | None = None
         try:
-            result = job()
+            results.append(job())
         except TrainerError as met:
             error = met
         first = self.size - self.most(self.size - self.rank if error is not None else 0)
         if first < self.size:
             met_there = self._broadcast(msgspec.msgpack.encode(describe(error)) if error is not None else b"", first)
             raise error or rebuild(msgspec.msgpack.decode(met_there, type=Refused))
-        return result
+        return results[0]
 
     def _broadcast(self, content: bytes, source: int) -> bytes:
         """The content of rank `source`, on every rank."""
@@ -132,11 +138,22 @@ class Ranks:
         return heard.numpy().tobytes()
 
 
+def _in_shards(model: nn.Module) -> dict[str, DTensor]:
+    """Parameters by name; what is not sharded is a fault of ours."""
+    from torch.distributed.tensor import DTensor
+
+    found: dict[str, DTensor] = {}
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, DTensor), f"{name} is not sharded"
+        found[name] = parameter
+    return found
+
+
 class ShardedParameters:
     """This rank's shards with the interface of `flat.FlatParameters`: flat copies, written back by `commit`."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, ranks: Ranks, device: torch.device = HOST):
-        self.parameters, self.dtype, self.ranks = dict(model.named_parameters()), dtype, ranks
+        self.parameters, self.dtype, self.ranks = _in_shards(model), dtype, ranks
         self.sums, self.device = wide(dtype), device
         self.shapes = {name: tuple(p.to_local().shape) for name, p in self.parameters.items()}
         ends = np.cumsum([p.to_local().numel() for p in self.parameters.values()]).tolist()
@@ -153,7 +170,7 @@ class ShardedParameters:
         """(N + NUM_COUNTERS,): this rank's shards of the sums over all ranks of the cell."""
         for name, view in self.views(self._gradient).items():
             gradient = self.parameters[name].grad
-            view.copy_(gradient.to_local()) if gradient is not None else view.zero_()
+            view.copy_(cast("DTensor", gradient).to_local()) if gradient is not None else view.zero_()
         return self._gradient
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
@@ -187,8 +204,8 @@ class ShardedParameters:
         found = {}
         for name, view in self.views(flat).items():
             parameter = self.parameters[name]
-            layout = {"shape": parameter.shape, "stride": parameter.stride()}
-            full = DTensor.from_local(view, parameter.device_mesh, parameter.placements, **layout).full_tensor()
+            spread = (view, parameter.device_mesh, parameter.placements)
+            full = DTensor.from_local(*spread, shape=parameter.shape, stride=parameter.stride()).full_tensor()
             if self.ranks.rank == 0:
                 found[name] = full.to(HOST).numpy()
         return found

@@ -19,7 +19,8 @@ def merge(out: Tensor, lse: Tensor, sinks_H: Tensor) -> None:
 def gradient(grad: Tensor, out: Tensor, lse: Tensor, sinks_H: Tensor) -> Tensor:
     """(Hk * G,), with the merged out and lse: the sink of a row has weight exp(sink - lse) and no value: -weight * (grad . out)."""
     weight = (_by_head(sinks_H, lse) - lse).exp_()
-    return -(weight * torch.linalg.vecdot(grad, out)).sum(-1).flatten().to(sinks_H.dtype)
+    into: Tensor = torch.linalg.vecdot(grad, out)
+    return -(weight * into).sum(-1).flatten().to(sinks_H.dtype)
 
 
 def _by_head(sinks_H: Tensor, lse: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -191,7 +192,7 @@ class Trainer:
         if self.ranks.rank == 0:
             checkpoint.write_weights(Path(path), weights, probe)
 
-    def save_checkpoint(self, directory: Path, step: int, files: Path, extra: dict | None = None) -> None:
+    def save_checkpoint(self, directory: Path, step: int, files: Path, extra: dict[str, Any] | None = None) -> None:
         """Core: weights, optimizer and `extra`, durable when this returns on rank 0. However many ranks, one format.
 
         `files` is the folder whose config and tokenizer are copied beside the weights.
@@ -204,7 +205,7 @@ class Trainer:
             whole = as_in_folder(self.tree_model.model, weights) | read_left(self.model_dir, self.left)
             checkpoint.write(Path(directory), Path(files), whole, moments, meta)
 
-    def load_checkpoint(self, directory: Path) -> dict:
+    def load_checkpoint(self, directory: Path) -> dict[str, Any]:
         """Core: take weights and optimizer back; return the JSON that was saved (`step`, `num_updates`, `extra`)."""
         weights, moments, meta = checkpoint.read(Path(directory))
         if self.flat.spans.keys() - weights.keys():

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ from qwengyre.trainer.sharded import Alone, Ranks
 from qwengyre.trainer.tree_plan import TreePlan
 from qwengyre.trajectory.layout import LayoutPath, TreeRow, build_row, squares
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 ALONE = Alone()
 
 PLACEHOLDER = build_row([LayoutPath(np.zeros(1, np.int32), (((0, 0, 0), 1),))])
@@ -57,18 +60,23 @@ class RowOutput:
 
 
 class TreeModel:
-    def __init__(self, model: nn.Module, config: TrainerConfig, ranks: Alone | Ranks = ALONE, followed: Followed | None = None):
+    def __init__(
+        self, model: PreTrainedModel, config: TrainerConfig, ranks: Alone | Ranks = ALONE, followed: Followed | None = None
+    ):
         """Take over `model` (a causal LM of transformers), in shards when the cell has `ranks`.
 
         Raises UnsupportedModel for one that a tree row would train otherwise than its own forward: both are tried (`trial.py`), unless
         `followed` says what would be found (a model without numbers, for its memory: `footprint.py`).
         """
         self.name = type(model).__name__
-        self.model, self.config, self.ranks = model, config, ALONE
+        self.model, self.config = model, config
+        self.ranks: Alone | Ranks = ALONE
         self.calls: tuple[int, int, int] | None = None
         """How often a pass asks its plan, by kind; None: it is not checked."""
         self.form, body, layers, self.limit, _ = take_over(model) if followed is None else followed
-        self.body, self.output, self.num_layers = _Body(model, body), model.get_output_embeddings(), len(layers)
+        output = model.get_output_embeddings()
+        assert isinstance(output, nn.Linear), "what is none was refused"
+        self.body, self.output, self.num_layers = _Body(model, body), output, len(layers)
         self.layers, weight = layers, self.output.weight
         self.device, self.sums = weight.device, wide(weight.dtype)
         """Where inputs go, and the dtype of log-probs and of what is added up."""
@@ -115,7 +123,7 @@ class TreeModel:
         targets, _ = trial.every_token(row)
         exact = self.logprobs(row, targets).logp_O.to(HOST)
         with rounding(self.body):
-            return made_of(tokens, exact, self.logprobs(row, targets).logp_O.to(HOST), self.model)
+            return made_of(tokens.tolist(), exact, self.logprobs(row, targets).logp_O.to(HOST), self.model)
 
     def train(self, row: TreeRow, targets: Targets, coefficients: Coefficients) -> RowOutput:
         """Forward, ask for dloss/dlogp, backward: gradients are added to the parameters' `.grad`.
@@ -190,7 +198,7 @@ class TreeModel:
         roots += [(tensor, gradient) for tensor, sent_back in hidden.plan.exports if (gradient := sent_back()) is not None]
         own = ((weight, sums_VH), (bias_V, result.layer.bias_grad_V))
         roots += [(p, sums.to(p.dtype)) for p, sums in own if sums is not None and sums.dtype != p.dtype]
-        torch.autograd.backward(*zip(*roots, strict=True))
+        torch.autograd.backward([tensor for tensor, _ in roots], [gradient for _, gradient in roots])
 
     def _sums_of(self, parameter: Tensor | None) -> Tensor | None:
         """Where the head adds the gradient of `parameter`; None when it has none.
@@ -216,7 +224,8 @@ class _Body(nn.Module):
         """In a tuple, so that its parameters keep one name."""
 
     def forward(self, **inputs: Any) -> Tensor:
-        return self._inner[0](**inputs).last_hidden_state
+        states: Tensor = self._inner[0](**inputs).last_hidden_state
+        return states
 
 
 class _Hidden:

@@ -110,6 +110,7 @@ class TreeStates:
     def before(self, group: Sequence[int], given: Tensor) -> Tensor | None:
         parent = int(self._tree.row.parent_R[self._tree.pieces()[group[0]][0]])
         if 0 <= parent < self._tree.squares.start and parent not in self._after:
+            assert self._store is not None, "rows before this chunk are those of a row in chunks"
             self._after[parent] = self._store.fetch([parent], given)
         return self._after.get(parent)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,9 +23,12 @@ from qwengyre.models.follow import sentence
 from qwengyre.models.plan import current
 from qwengyre.trainer.placement import HOST, put, wide
 from qwengyre.trainer.rows import Targets
+from qwengyre.trainer.tree_plan import TreePlan
 from qwengyre.trajectory.layout import LayoutPath, TreeRow, build_row
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from qwengyre.trainer.tree_model import TreeModel
 
 NODES = (4, 3, 1, 2, 3, 3)
@@ -73,7 +76,7 @@ def compare(tree_model: TreeModel) -> tuple[int, int, int]:
     return calls
 
 
-def plain(model: nn.Module, attempt: int) -> PlainPass:
+def plain(model: PreTrainedModel, attempt: int) -> PlainPass:
     """What the model says as transformers has it. Raises UnsupportedModel when it cannot."""
     before = model.config._attn_implementation
     try:
@@ -85,16 +88,17 @@ def plain(model: nn.Module, attempt: int) -> PlainPass:
         model.set_attn_implementation(before)
 
 
-def _plain(model: nn.Module, attempt: int) -> PlainPass:
+def _plain(model: PreTrainedModel, attempt: int) -> PlainPass:
     paths, row = tree(_vocabulary(model), attempt)
     targets, token_row_O = every_token(row)
     ends = {int(rows_T[-1]) for rows_T in row.rows_P}
-    device = model.get_input_embeddings().weight.device
+    device = next(model.get_input_embeddings().parameters()).device
     coef_O = torch.tensor(
         [1.0 + 0.1 * at if int(token_row) in ends else 0.0 for at, token_row in enumerate(token_row_O)], device=HOST
     )
     coef_R = torch.zeros(row.num_rows, device=HOST).index_copy_(0, torch.from_numpy(token_row_O), coef_O)
-    logp_R, gradients, largest = torch.zeros(row.num_rows, dtype=torch.float64, device=HOST), {}, 0.0
+    logp_R, largest = torch.zeros(row.num_rows, dtype=torch.float64, device=HOST), 0.0
+    gradient_RH: Tensor | None = None
     for path, rows_T in zip(paths, row.rows_P, strict=True):
         ids_T = put(path.token_ids_T, device, torch.int64)
         with _embedded(model) as leaves:
@@ -104,9 +108,12 @@ def _plain(model: nn.Module, attempt: int) -> PlainPass:
             logp_R[rows_T[1:]] = logp_T.detach().to(HOST).double()
             logp_T[-1].mul(float(coef_R[rows_T[-1]])).backward()
         for _, leaf in leaves:
-            total = gradients.setdefault("rows", torch.zeros(row.num_rows, leaf.shape[-1], dtype=leaf.dtype, device=HOST))
-            total.index_add_(0, torch.from_numpy(rows_T), leaf.grad[0].to(HOST))
-    return PlainPass(row, targets, coef_O, logp_R[token_row_O], gradients["rows"], largest)
+            assert leaf.grad is not None, "its log-probs depend on its embeddings"
+            if gradient_RH is None:
+                gradient_RH = torch.zeros(row.num_rows, leaf.shape[-1], dtype=leaf.dtype, device=HOST)
+            gradient_RH.index_add_(0, torch.from_numpy(rows_T), leaf.grad[0].to(HOST))
+    assert gradient_RH is not None, "it embeds tokens"
+    return PlainPass(row, targets, coef_O, logp_R[token_row_O], gradient_RH, largest)
 
 
 def _differences(tree_model: TreeModel, expected: PlainPass) -> tuple[tuple[int, int, int], str]:
@@ -143,21 +150,22 @@ def _by_tree(tree_model: TreeModel, expected: PlainPass) -> tuple[Tensor, Tensor
         output = tree_model.train(expected.row, expected.targets, lambda logp_O: expected.coef_O.to(logp_O))
     gradient_RH = torch.zeros_like(expected.gradient_RH)
     for start, leaf in leaves:
+        assert leaf.grad is not None, "its log-probs depend on its embeddings"
         gradient_RH[start : start + leaf.shape[1]] += leaf.grad[0].to(HOST)
     return output.logp_O.to(HOST), gradient_RH
 
 
 @contextmanager
-def _embedded(model: nn.Module) -> Iterator[list[tuple[int, Tensor]]]:
+def _embedded(model: PreTrainedModel) -> Iterator[list[tuple[int, Tensor]]]:
     """Within the block nothing but embedded tokens has a gradient: they are listed, with the first row of their pass."""
     leaves: list[tuple[int, Tensor]] = []
 
-    def watch(module: nn.Module, args: tuple, embedded: Tensor) -> Tensor | None:
+    def watch(module: nn.Module, args: tuple[Any, ...], embedded: Tensor) -> Tensor | None:
         if not torch.is_grad_enabled():
             return None
         leaf = embedded.detach().requires_grad_()
         plan = current()
-        leaves.append((plan.own.start if plan is not None else 0, leaf))
+        leaves.append((plan.own.start if isinstance(plan, TreePlan) else 0, leaf))
         return leaf
 
     wanted = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -203,8 +211,9 @@ def every_token(row: TreeRow) -> tuple[Targets, np.ndarray]:
     return targets, token_row_O
 
 
-def _vocabulary(model: nn.Module) -> int:
-    return min(model.get_output_embeddings().weight.shape[0], model.get_input_embeddings().weight.shape[0])
+def _vocabulary(model: PreTrainedModel) -> int:
+    weights = [layer.weight for layer in (model.get_output_embeddings(), model.get_input_embeddings()) if layer is not None]
+    return min(weight.shape[0] for weight in weights if isinstance(weight, Tensor))
 
 
 def _largest_share(difference_RH: Tensor, whole_RH: Tensor) -> float:

@@ -7,7 +7,7 @@ from the prompt and the seed, and whose KV is that of the prompt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing
 from functools import cache
 from pathlib import Path
@@ -166,7 +166,7 @@ def continued(name: str, whole: GenerateRequest, done: list[int]) -> GenerateReq
     return GenerateRequest(named(name), whole.token_ids + np.array(done, np.int32).tobytes(), rest)
 
 
-async def collect(stream: AsyncIterator[TokenChunk]) -> list[TokenChunk]:
+async def collect(stream: AsyncGenerator[TokenChunk, None]) -> list[TokenChunk]:
     return [chunk async for chunk in stream]
 
 

@@ -16,7 +16,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -68,7 +68,7 @@ class VLLMEngine:
         self._counts = EngineStats(0, 0, 0, 0, 0, 0.0)
         self._busy_since = 0.0
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[TokenChunk, None]:
         call = self._accept(request)
         pump: asyncio.Task[None] | None = None
         finished = False
