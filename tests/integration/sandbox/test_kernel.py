@@ -96,6 +96,30 @@ def test_a_tracer_traces_its_own_child(kit, start):
     assert kit.found(code, kit.config(start)) == [True, 7]
 
 
+PROC = "kpagecount kpageflags kpagecgroup timer_list kcore keys vmallocinfo slabinfo pagetypeinfo sched_debug kmsg sysrq-trigger latency_stats"
+
+
+@pytest.mark.parametrize("who", ["cold", "warm", "evaluator"])
+def test_proc_tells_nothing_that_root_alone_may_read(kit, who):
+    code = f"""
+told = []
+for name in {PROC!r}.split():
+    try:
+        if open(f"/proc/{{name}}", "rb").read(1): told.append(name)
+    except OSError: pass
+    try:
+        open(f"/proc/{{name}}", "ab").close(); told.append(name + " can be written")
+    except OSError: pass
+found = told + [line for line in open("/proc/kallsyms") if int(line.split()[0], 16)][:1]
+"""
+    if who != "evaluator":
+        assert kit.found(code, kit.config(who)) == []
+        return
+    script = "python3 -I -S - <<'END' > /tmp/found\n" + code + "\nprint(found)\nEND\n"
+    judge = 'test "$(cat /tmp/found)" = "[]"; echo $((1 - $?)) > $VERIFIER_DIR/reward.txt\n'
+    assert kit.run(kit.task(HELLO, script + judge), kit.config()).score == 1.0
+
+
 def test_cold_and_warm_have_one_filter(kit):
     code = "found = [l for l in open('/proc/self/status') if l.startswith(('Seccomp', 'NoNewPrivs'))]"
     assert len({str(kit.found(code, kit.config(start))) for start in STARTS}) == 1

@@ -15,7 +15,7 @@ from qwengyre.sandbox.config import LimitsConfig
 from qwengyre.sandbox.limits import disk_usage
 from qwengyre.sandbox.links import LinkRule
 from qwengyre.sandbox.task import Task
-from qwengyre.sandbox.workspace import copy_workspace, move_tree, prepare_workspace, remove_tree
+from qwengyre.sandbox.workspace import copy_workspace, keep_copy, move_tree, prepare_workspace, remove_tree
 
 LIMITS = LimitsConfig(disk_mb=1, files=50)
 
@@ -204,7 +204,20 @@ def test_an_environment_that_became_a_link_is_not_followed(tmp_path):
     (tmp_path / "t/environment").symlink_to("../home")
     with pytest.raises(OSError, match="environment"):
         prepare_workspace(Task("t", str(tmp_path / "t"), "x", 1.0, 1.0), tmp_path / "w")
-    assert not (tmp_path / "w").exists()
+    assert not any((tmp_path / "w").rglob("*"))
+
+
+def test_a_copy_for_people_has_no_powers_and_no_special_files(tmp_path):
+    folder = build(tmp_path / "a", {"su": b"x", "deep/er/f": b"y"})
+    os.chmod(folder / "su", 0o6755)
+    os.chmod(folder / "deep", 0o2777)
+    os.mkfifo(folder / "pipe")
+    os.symlink("/etc/shadow", folder / "link")
+    keep_copy(folder, tmp_path / "b")
+    copied = sorted(str(path.relative_to(tmp_path / "b")) for path in (tmp_path / "b").rglob("*"))
+    assert copied == ["deep", "deep/er", "deep/er/f", "link", "su"] and os.readlink(tmp_path / "b/link") == "/etc/shadow"
+    for path in [tmp_path / "b", *(tmp_path / "b" / name for name in copied if name != "link")]:
+        assert path.stat().st_mode & 0o7077 == 0
 
 
 def test_disk_usage_counts_blocks_and_stops_at_its_bound(tmp_path):
