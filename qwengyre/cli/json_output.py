@@ -17,7 +17,7 @@ STDOUT: Final = "-"
 def _with_a_folder(target: str | None) -> str | None:
     """Refuses a file that has no folder before anything is measured."""
     if target not in (None, STDOUT) and not Path(target).parent.is_dir():
-        raise typer.BadParameter(f"{Path(target).parent} is no folder")
+        raise typer.BadParameter(f"{Path(target).parent} is not a folder")
     return target
 
 

@@ -156,7 +156,7 @@ class CompletionsEngine:
         except httpx.HTTPError as error:
             chunks.put_nowait(EngineUnavailable(f"{self._http.base_url}: {type(error).__name__} {error}"))
         except msgspec.MsgspecError as error:
-            chunks.put_nowait(EngineError(f"{self._http.base_url} is no completions server: {error}"))
+            chunks.put_nowait(EngineError(f"{self._http.base_url} is not a completions server: {error}"))
         except EngineError as error:
             chunks.put_nowait(error)
 
@@ -197,7 +197,7 @@ async def served_models(http: httpx.AsyncClient) -> tuple[ServedModel, ...]:
     except httpx.HTTPError as error:
         raise EngineUnavailable(f"{http.base_url}: {type(error).__name__} {error}") from error
     except msgspec.MsgspecError as error:
-        raise EngineError(f"{http.base_url}models is no list of models: {error}") from error
+        raise EngineError(f"{http.base_url}models is not a list of models: {error}") from error
 
 
 async def choose_served(http: httpx.AsyncClient, served_as: str, default: str) -> ServedModel:

@@ -160,7 +160,7 @@ class LiveCall:
         await self.wait_concluded(deadline_s)
 
     async def wait_concluded(self, deadline_s: float) -> None:
-        """Until the record is closed. An engine that owes its last tokens longer than the deadline owes them for good."""
+        """Until the record is closed. If the engine misses the deadline, its remaining tokens are written off."""
         try:
             async with asyncio.timeout(deadline_s):
                 await self.concluded.wait()
@@ -366,7 +366,7 @@ class LiveCall:
     def exported(self, num_tokens: int) -> None:
         """The source had computed this many tokens of the call, and said so: computing one of them again is waste.
 
-        But for the last token there is: it is computed in any case, to say what comes next.
+        The last token is left out: its logits must always be computed.
         """
         self._known_at_source = min(num_tokens, self.tokens.num_tokens - 1)
 

@@ -117,7 +117,7 @@ class Gateway:
     def replay(self) -> int:
         """Rebuild what was open from the journal; return the number of records. Calls that were running are abandoned.
 
-        Two readings: what the first one finds closed costs the second nothing.
+        Two passes, so that the second skips what was closed.
         """
         ended, num_records = self._ended_sessions()
         sessions: dict[int, Session] = {}

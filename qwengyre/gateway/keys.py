@@ -40,7 +40,7 @@ def load_secret(file: str | Path) -> bytes:
             raise ConfigError("others can read this secret: chmod 600 it", file=str(path)) from None
         secret = path.read_bytes()
         if len(secret) != _SECRET_BYTES:
-            raise ConfigError("this is no gateway secret: remove it to get a new one", file=str(path)) from None
+            raise ConfigError("not a gateway secret: delete the file to get a new one", file=str(path)) from None
         return secret
     with os.fdopen(descriptor, "wb") as out:
         secret = secrets.token_bytes(_SECRET_BYTES)

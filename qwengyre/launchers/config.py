@@ -42,7 +42,7 @@ class RayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     cell: Reservation = Reservation()
     """Room for each cell: a placement group of one bundle, or of one for each `ranks_per_node`."""
     ranks_per_node: int = 0
-    """So many of the `trainer.ranks` of a cell share a node, and a bundle of `cell`; 0: all of them."""
+    """How many of the `trainer.ranks` of a cell share a node, and a bundle of `cell`; 0 puts all of them on one."""
     standalone: Reservation = Reservation()
     """Room for each standalone engine."""
 

@@ -52,7 +52,7 @@ class RecordedRun:
 
     @classmethod
     def open(cls, path: Path | str) -> RecordedRun:
-        """`path` is a run folder, a gateway's folder, or its journal. Raises ConfigError when it is none of them."""
+        """`path` is a run folder, a gateway's folder, or its journal. Raises ConfigError for anything else."""
         path = Path(path)
         if path.is_file():
             if path.name in ("controller.log", "trained.log"):

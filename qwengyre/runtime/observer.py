@@ -255,8 +255,8 @@ class Observer:
     def see_audit(self, report: AuditReport) -> None:
         gap, tokens = report.max_logprob_gap, report.num_tokens
         self.say(
-            f"engines and trainer differ by at most {gap:.1e} in a log-prob, by {report.mean_logprob_gap:.1e} in the mean of"
-            f" {tokens} tokens; most in {report.worst_execution}"
+            f"log-probs of engines and trainer: largest gap {gap:.1e}, mean gap {report.mean_logprob_gap:.1e} over {tokens} tokens"
+            f" (largest in {report.worst_execution})"
         )
         self.summary.max_logprob_gap = gap
         self.metrics.record(metric.AuditFinished(self._now(), gap, tokens))

@@ -227,7 +227,7 @@ class Steps:
         return (await self._fleet.call(cell, api.EnterTraining(), api.Timed)).phases_s
 
     async def enter_rollout(self, cell: int, version: int) -> dict[str, float]:
-        """With `version`, or what was published since then (after a loss of the core the order of both may turn round).
+        """With `version`, or what was published since then (after a loss of the core these can happen in either order).
 
         Seconds by phase. Raises CellFailed when a phase failed: the cell is fenced then.
         """

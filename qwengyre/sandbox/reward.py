@@ -26,7 +26,7 @@ def read_reward(folder: Path, low: float = 0.0, high: float = 1.0) -> float:
             continue
         value = parse(data)
         if not math.isfinite(value):
-            raise EvaluatorFailed(f"{name} holds {value}, which is no score")
+            raise EvaluatorFailed(f"{name} holds {value}, which is not a score")
         if not low <= value <= high:
             raise EvaluatorFailed(
                 f"{name} holds {value}, outside [{low:g}, {high:g}]; a task with other scores sets reward_range in [metadata]"

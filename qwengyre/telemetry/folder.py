@@ -105,7 +105,10 @@ class RunFolder:
         if not folder.journal.is_dir():
             raise ConfigError(f"no run was begun here: `qwengyre train {folder.config}` begins one", file=str(path))
         if not folder.has_begun and folder.gateway_journal.exists():
-            raise ConfigError("this journal is gone, and with it how far the run came", file=str(folder.controller_journal))
+            raise ConfigError(
+                "the journal of the controller is missing, so the progress of this run is unknown",
+                file=str(folder.controller_journal),
+            )
         try:
             folder._make_inner()
         except OSError as error:
@@ -120,7 +123,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
-        """The folder of an existing run. Raises ConfigError when `path` is none, naming runs that lie beside it."""
+        """The folder of an existing run. Raises ConfigError, which names the runs beside it, when `path` is not a run."""
         folder = cls(path)
         if folder.config.is_file():
             return folder

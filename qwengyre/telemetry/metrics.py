@@ -100,7 +100,7 @@ def _decoded(line: bytes, path: Path, offset: int) -> MetricRecord:
     try:
         return _DECODER.decode(line)
     except msgspec.MsgspecError as error:
-        reason = f"this line is no metric of this version ({error}). Remove it to read the rest: nothing is resumed from it"
+        reason = f"this line is not a metric of this version ({error}). Delete it to read the rest: a run is never resumed from metrics"
         raise JournalCorrupt(str(path), offset=offset, reason=reason) from error
 
 

@@ -81,4 +81,4 @@ def read_summary(path: str | Path) -> Summary | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Summary) if path.exists() else None
     except msgspec.MsgspecError as error:
-        raise JournalError(f"{path}: this is no summary of a run ({error}). Remove it: the next step writes a new one") from error
+        raise JournalError(f"{path}: not a summary of a run ({error}). Remove it: the next step writes a new one") from error

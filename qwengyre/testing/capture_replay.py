@@ -43,7 +43,7 @@ class RecordedAnswer(msgspec.Struct):
 
 
 def load(capture: Path) -> list[dict[str, Any]]:
-    """The requests of a recording, in the order in which they came. Raises ConfigError for a file that is none."""
+    """The requests of a recording, in the order in which they came. Raises ConfigError for a file that is not a recording."""
     try:
         with gzip.open(capture) as file:
             rows = [json.loads(line) for line in file]

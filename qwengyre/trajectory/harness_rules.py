@@ -74,7 +74,7 @@ class HarnessRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             try:
                 re.compile(marker.pattern)
             except re.error as error:
-                raise ValueError(f"harness {self.name}: marker {marker.name!r} is no regular expression: {error}") from None
+                raise ValueError(f"harness {self.name}: marker {marker.name!r} is not a regular expression: {error}") from None
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

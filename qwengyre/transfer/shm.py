@@ -1,6 +1,6 @@
 """Transfer on one host: POSIX shared memory, one file of /dev/shm per exposure.
 
-A segment is a header (`transfer/header.py`) and the data. A reader opens the file and reads it with the owner none the wiser.
+A segment is a header (`transfer/header.py`) and the data. A reader opens the file and reads it without the owner.
 Reading by file descriptor, not by mapping, keeps a reader from pinning memory that the owner has released; `view` is for those who
 want just that.
 """

@@ -109,7 +109,10 @@ def test_resuming_a_folder_of_the_users_own_leaves_it_alone(run_file: Path):
 def test_a_resume_that_is_refused_removes_nothing(run_file: Path):
     folder = RunFolder.create(run_file.parent / "runs", "run", run_file.read_text())
     folder.gateway_journal.write_bytes(b"tokens")
-    for mistake, message in (([], "this journal is gone"), (["--set", 'harness.command=["no-such-agent"]'], "does not exist")):
+    for mistake, message in (
+        ([], "the journal of the controller is missing"),
+        (["--set", 'harness.command=["no-such-agent"]'], "does not exist"),
+    ):
         code, error = qwengyre("train", "--resume", folder.path, *mistake)
         assert code == 2 and message in error
         assert folder.gateway_journal.read_bytes() == b"tokens"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
     ("test_sh", "reason"),
     [
         ("exit 7", "exit code 7, and the evaluator wrote neither"),
-        ('echo nan > "$VERIFIER_DIR/reward.txt"', "nan, which is no score"),
+        ('echo nan > "$VERIFIER_DIR/reward.txt"', "nan, which is not a score"),
         ('echo 1.5 > "$VERIFIER_DIR/reward.txt"', "outside [0, 1]"),
         ('echo {} > "$VERIFIER_DIR/reward.json"', "must hold a number"),
         ('ln -s /etc/hostname "$VERIFIER_DIR/reward.txt"', "cannot be read"),

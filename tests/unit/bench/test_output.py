@@ -42,7 +42,7 @@ def test_a_file_without_a_folder_is_refused_before_anything_is_measured(tmp_path
     words = ["bench", "memory", "--json", str(tmp_path / "none" / "x.json")]
     result = CliRunner().invoke(application(words), words, env={"COLUMNS": "300"})
     assert result.exit_code == 2
-    assert "none is no folder" in result.stderr and "'--json'" in result.stderr
+    assert "none is not a folder" in result.stderr and "'--json'" in result.stderr
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

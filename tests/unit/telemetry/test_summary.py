@@ -55,5 +55,5 @@ def test_before_the_first_step_there_is_none(tmp_path: Path):
 
 def test_a_damaged_file_is_named(tmp_path: Path):
     (tmp_path / "summary.json").write_text('{"steps":')
-    with pytest.raises(JournalError, match=r"summary\.json: this is no summary"):
+    with pytest.raises(JournalError, match=r"summary\.json: not a summary"):
         read_summary(tmp_path / "summary.json")
