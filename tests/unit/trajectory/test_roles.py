@@ -204,7 +204,7 @@ class TestTables:
             ('[[harness]]\nname = "a"\ndetect = [{marker = "m"}]', "does not define"),
             (
                 '[[harness]]\nname = "a"\ndetect = []\nmarkers = [{name = "m", place = "system", pattern = "("}]',
-                "no regular expression",
+                "is not a regular expression",
             ),
             ('[[harness]]\nname = "a"\ndetect = [{header = "X-Mine"}]', "lower case"),
             ('[[harness]]\nname = "a"\ndetect = [{value = "x"}]', "needs a header"),
