@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from qwengyre.cli.json_output import STDOUT, JsonTarget, write_json
 from qwengyre.cli.output import say
 from qwengyre.core.errors import ConfigError
 from qwengyre.doctor.finding import Finding, examine
+
+if TYPE_CHECKING:
+    from qwengyre.doctor.fit import Speeds
 
 COLORS = {"ok": typer.colors.GREEN, "note": typer.colors.YELLOW, "missing": typer.colors.RED}
 WORDS = ("exact", "refused", "not run", "wrong")
@@ -30,15 +33,30 @@ def doctor(
         str, typer.Option(metavar="ADDRESS", help="A Ray cluster: `auto` for the one this machine belongs to, or HOST:PORT.")
     ] = "",
     shared: Annotated[Path, typer.Option(help="With --cluster: a folder that all nodes should see.")] = Path("."),
+    fit: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN.toml", help="Whether this run fits a device, what moves at a switch, and how fast it may be."),
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With --fit: override a key.")] = None,
+    device_gb: Annotated[float, typer.Option(help="With --fit: memory of one device; 0: what this machine has free.")] = 0.0,
+    link_gb_s: Annotated[float, typer.Option(help="With --fit: from the core to a reader of a snapshot.")] = 0.0,
+    memory_gb_s: Annotated[float, typer.Option(help="With --fit: a device and its own memory.")] = 0.0,
+    tflops: Annotated[float, typer.Option(help="With --fit: a device's peak in the dtype that is trained in.")] = 0.0,
+    utilization: Annotated[float, typer.Option(help="With --fit: share of the peak that training reaches.")] = 0.4,
     json: JsonTarget = None,
 ) -> None:
-    """Check a machine, or every node of a cluster, before a run; exit code 2 when something that is needed is missing."""
+    """Check a machine, every node of a cluster, or with --fit a run, before it starts; exit code 2 when something needed is missing."""
     if models:
         _show_models(families or [], json)
         return
     if families:
         raise ConfigError("families are tried with --models", key=families[0])
-    findings = _of_cluster(cluster, shared) if cluster else _of_this_machine()
+    if fit is not None:
+        from qwengyre.doctor.fit import Speeds
+
+        findings = _of_run(fit, overrides or [], device_gb, Speeds(tflops, utilization, memory_gb_s, link_gb_s))
+    else:
+        findings = _of_cluster(cluster, shared) if cluster else _of_this_machine()
     if json != STDOUT:
         show(findings)
     write_json(json, findings)
@@ -89,6 +107,17 @@ def _of_cluster(address: str, shared: Path) -> list[Finding]:
     from qwengyre.doctor.cluster import examine_cluster
 
     return examine_cluster(address, shared)
+
+
+def _of_run(run_file: Path, overrides: list[str], device_gb: float, speeds: Speeds) -> list[Finding]:
+    from qwengyre.doctor.fit import fit, measure_model, room_here
+    from qwengyre.runtime.run_config import load_run
+
+    config = load_run(run_file, overrides)
+    if not config.policy.model:
+        raise ConfigError("a run without a model warms one up that fits every machine: name a folder", key="policy.model")
+    model = measure_model(Path(config.policy.model), config.trainer)
+    return list(fit(model, config.trainer, config.engine, (device_gb * 1e9 or room_here(), speeds)).findings)
 
 
 def show(findings: list[Finding]) -> None:
