@@ -100,6 +100,8 @@ class Trajectory(msgspec.Struct, frozen=True):
     """float32"""
     version_T: bytes
     """int32"""
+    routes_T: bytes = b""
+    """uint8 (T, B): the experts that each token went to when it was computed, router by router; 255 where nobody told. Empty: of none."""
 
     @property
     def num_tokens(self) -> int:

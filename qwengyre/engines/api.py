@@ -63,6 +63,11 @@ class TokenChunk(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     """In the first chunk: leading prompt tokens whose KV was found in the cache or imported."""
     finish_reason: FinishReason | None = None
+    first_routed: int = 0
+    num_routed: int = 0
+    routes: bytes = b""
+    """uint8 (num_routed, B): the experts of tokens `first_routed` and on of the call, prompt and output, router by router. Of a mixture
+    of experts, from an engine that tells; each token's once, tokens found in the cache not at all."""
 
 
 class Capacity(msgspec.Struct, frozen=True):

@@ -37,6 +37,25 @@ class Call:
     """Of output tokens not sent yet."""
     draws: list[float] = field(default_factory=list)
     draws_block: int = -1
+    first_routed: int = 0
+    num_routed: int = 0
+    routes: bytearray = field(default_factory=bytearray)
+    """Experts of tokens not sent yet."""
+
+    def note_routes(self, start: int, routes_NB: np.ndarray) -> None:
+        """Of tokens `start` and on: computed again they are not told again."""
+        known = self.first_routed + self.num_routed
+        if start > known:  # some of them were found in the cache meanwhile
+            self.first_routed, self.num_routed, self.routes = start, 0, bytearray()
+            known = start
+        fresh = routes_NB[known - start :]
+        self.routes += fresh.tobytes()
+        self.num_routed += len(fresh)
+
+    def take_routes(self) -> tuple[int, int, bytes]:
+        found = self.first_routed, self.num_routed, bytes(self.routes)
+        self.first_routed, self.num_routed, self.routes = self.first_routed + self.num_routed, 0, bytearray()
+        return found
 
     def draw(self) -> float:
         """The random number of the next token, keyed by (seed, token index)."""

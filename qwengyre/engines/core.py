@@ -77,6 +77,7 @@ class EngineCore:
         decoding, pieces = self._plan()
         if decoding or pieces:
             tokens, logprobs = self.forward(make_pass(decoding, pieces, self._table_RB))
+            self._note_routes(decoding, pieces)
             for call in decoding:
                 call.computed += 1
             for piece in pieces:
@@ -215,7 +216,7 @@ class EngineCore:
             if self.states is not None:
                 self._start_state(call, num_cached)
             if call.is_new:
-                call.is_new, call.cached = False, call.computed
+                call.is_new, call.cached, call.first_routed = False, call.computed, call.computed
                 self.counts.tokens_cached += call.computed
 
     def _start_state(self, call: Call, num_cached: int) -> None:
@@ -285,6 +286,17 @@ class EngineCore:
         self.cache.drop(call.blocks)
         call.blocks, call.computed = [], 0
 
+    def _note_routes(self, decoding: list[Call], pieces: list[PromptPiece]) -> None:
+        routes_NB = self.forward.routes
+        if routes_NB is None:
+            return
+        for at, call in enumerate(decoding):
+            call.note_routes(call.computed, routes_NB[at : at + 1])
+        at = len(decoding)
+        for piece in pieces:
+            piece.call.note_routes(piece.start, routes_NB[at : at + piece.length])
+            at += piece.length
+
     def _count(self, piece: PromptPiece) -> None:
         call, end = piece.call, piece.start + piece.length
         again = max(0, min(end, call.recompute) - piece.start)
@@ -308,7 +320,9 @@ class EngineCore:
         start = call.num_prompt + call.sent
         token_ids = tuple(call.tokens[start : call.size].tolist())
         cached = call.cached if call.sent == 0 else 0
-        self._chunks.append(TokenChunk(call.request_id, token_ids, tuple(call.logprobs), self.version, cached, reason))
+        self._chunks.append(
+            TokenChunk(call.request_id, token_ids, tuple(call.logprobs), self.version, cached, reason, *call.take_routes())
+        )
         call.sent += len(token_ids)
         call.logprobs = []
 

@@ -44,6 +44,9 @@ class Pass:
 class Forward(Protocol):
     """The model on its weights and memory."""
 
+    routes: np.ndarray | None
+    """uint8 (N, B): the experts that each token of the last pass went to, router by router; None: the model has none."""
+
     def __call__(self, batch: Pass) -> tuple[list[int], list[float]]:
         """Tokens and log-probs (W,)."""
         ...

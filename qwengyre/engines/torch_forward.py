@@ -22,6 +22,8 @@ Attend = Callable[[int, torch.Tensor], torch.Tensor]
 class TorchForward:
     """Reads `weights` and writes `memory` in place."""
 
+    routes = None
+
     def __init__(self, weights: EngineWeights, memory: KVMemory):
         self.weights, self.spec = weights, weights.spec
         self.block_size = memory.block_size

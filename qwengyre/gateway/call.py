@@ -26,7 +26,7 @@ from qwengyre.gateway.seen import MakeParser, Seen, num_tokens_of, seen_at
 from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import GatewayStats
 from qwengyre.trajectory.calls import RecordedCall
-from qwengyre.trajectory.records import CallFinished, CallRecord, TokensSampled
+from qwengyre.trajectory.records import CallFinished, CallRecord, TokensRouted, TokensSampled
 
 log = logging.getLogger(__name__)
 RETRY_SAME_SERVER_S = 1.0
@@ -287,6 +287,9 @@ class LiveCall:
             server=self._server,
         )
         self._wiring.record(self._session, sampled)
+        if chunk.num_routed:
+            where = (self.tokens.started.session, self.tokens.number, chunk.first_routed, chunk.num_routed)
+            self._wiring.record(self._session, TokensRouted(*where, chunk.routes))
         self._wiring.stats.tokens_sampled += len(chunk.token_ids)
         await self._wiring.wait_durable()
         self._show(chunk.token_ids)

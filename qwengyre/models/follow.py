@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from qwengyre.core.errors import UnsupportedModel
-from qwengyre.models import interface, recurrences
+from qwengyre.models import interface, recurrences, routing
 from qwengyre.models.head import HeadForm, measure
 from qwengyre.models.limits import Limit, longest_text
 
@@ -36,6 +36,8 @@ class Followed(NamedTuple):
     layers: list[nn.Module]
     limit: Limit | None
     has_recurrence: bool
+    num_routers: int
+    """Whose choice of experts follows plans."""
 
 
 def take_over(model: PreTrainedModel) -> Followed:
@@ -46,7 +48,9 @@ def take_over(model: PreTrainedModel) -> Followed:
         raise UnsupportedModel(name, f"layers of type {', '.join(sorted(unknown))} are not handled")
     try:
         model.set_attn_implementation("eager")
-        form, body = measure(model, torch.arange(FEW_TOKENS, device=next(model.get_input_embeddings().parameters()).device))
+        ids = torch.arange(FEW_TOKENS, device=next(model.get_input_embeddings().parameters()).device)
+        form, body = measure(model, ids)
+        num_routers = routing.install(model, ids)
     except UnsupportedModel:
         raise
     except Exception as error:  # whatever a model's own code raises is a reason to refuse it
@@ -58,7 +62,7 @@ def take_over(model: PreTrainedModel) -> Followed:
     if not has_recurrence and not interface.goes_through_interface(model):
         raise UnsupportedModel(name, "it does not go through transformers' AttentionInterface")
     model.set_attn_implementation(interface.NAME)
-    return Followed(form, body, layers_of(body), longest_text(model), has_recurrence)
+    return Followed(form, body, layers_of(body), longest_text(model), has_recurrence, num_routers)
 
 
 def layers_of(body: nn.Module) -> list[nn.Module]:

@@ -66,6 +66,10 @@ class LayerPlan(Protocol):
 
     def next_scan(self) -> States: ...
 
+    def choose(self, chosen_nK: Tensor) -> Tensor:
+        """The experts that tokens go to, (n, K) of int64, of those that a router chose for them (`routing.py`)."""
+        ...
+
 
 _CURRENT: ContextVar[LayerPlan | None] = ContextVar("plan", default=None)
 

@@ -13,7 +13,7 @@ from qwengyre.core import arrays
 from qwengyre.core.records import MicroStep, TrainingExecution, Trajectory
 from qwengyre.trainer.placement import HOST
 from qwengyre.trainer.records import AuditReport
-from qwengyre.trainer.rows import Targets, layout_paths
+from qwengyre.trainer.rows import Targets, layout_paths, with_routes
 from qwengyre.trainer.tree_model import TreeModel
 from qwengyre.trajectory.layout import LayoutPath, build_row
 
@@ -76,7 +76,7 @@ def _grouped(executions: list[TrainingExecution]) -> Iterator[list[TrainingExecu
 def _gaps(tree_model: TreeModel, executions: list[TrainingExecution], version: int) -> tuple[np.ndarray, np.ndarray]:
     """|recorded - forward| of the tokens of `version` (O,), and the index of their execution."""
     paths, _, records = layout_paths(executions)
-    row = build_row(paths)
+    row = with_routes(build_row(paths), [trajectory for _, trajectory in records])
     index = {id(execution): i for i, execution in enumerate(executions)}
     columns: list[list[np.ndarray]] = [[], [], [], [], []]
     for rows_T, (execution, trajectory) in zip(row.rows_P, records, strict=True):

@@ -14,7 +14,7 @@ from qwengyre.core.ids import ExecutionId
 from qwengyre.core.records import MicroStep, TrainingExecution, Trajectory
 from qwengyre.trainer.aggregation import token_weights
 from qwengyre.trainer.config import TrainerConfig
-from qwengyre.trajectory.layout import LayoutPath, SegmentKey, TreeRow, build_row
+from qwengyre.trajectory.layout import NO_ROUTE, LayoutPath, SegmentKey, TreeRow, build_row
 
 SHARED_PROMPT = -1
 """Tree number of the prompt that several executions share."""
@@ -54,11 +54,28 @@ def build(micro_step: MicroStep, config: TrainerConfig, model: str = "the model"
     """
     active = [e for e in micro_step.executions if e.num_trainable and (e.advantage != 0 or config.kl_coefficient > 0)]
     paths, origins, executions = layout_paths(active, config.merge_prompt_tokens)
-    row = build_row(paths)
+    row = with_routes(build_row(paths), [trajectory for _, trajectory in executions])
     if row.num_rows > config.max_row_tokens:
         execution, path = origins[max(range(len(paths)), key=lambda index: len(paths[index].token_ids_T))]
         raise PathTooLong(model, execution=execution, path=path, num_tokens=row.num_rows, max_tokens=config.max_row_tokens)
     return MicroStepRow(row, _targets(row, origins, executions, config))
+
+
+def with_routes(row: TreeRow, trajectories: list[Trajectory]) -> TreeRow:
+    """The experts that the paths of `row` know; a token that several have, of the first that knows it."""
+    widths = {len(t.routes_T) // t.num_tokens for t in trajectories if t.routes_T and t.num_tokens}
+    if not widths:
+        return row
+    if len(widths) > 1:
+        raise TrainerError(f"routes of one micro-step are {sorted(widths)} bytes a token: they are of different models")
+    [width] = widths
+    routes_RB = np.full((row.num_rows, width), NO_ROUTE, np.uint8)
+    for rows_T, trajectory in zip(reversed(row.rows_P), reversed(trajectories), strict=True):
+        if trajectory.routes_T:
+            routes_TB = np.frombuffer(trajectory.routes_T, np.uint8).reshape(-1, width)
+            known_T = routes_TB[:, 0] != NO_ROUTE
+            routes_RB[rows_T[known_T]] = routes_TB[known_T]
+    return msgspec.structs.replace(row, routes_RB=routes_RB)
 
 
 def layout_paths(

@@ -73,7 +73,7 @@ class TreeModel:
         self.ranks: Alone | Ranks = ALONE
         self.calls: tuple[int, int, int] | None = None
         """How often a pass asks its plan, by kind; None: it is not checked."""
-        self.form, body, layers, self.limit, _ = take_over(model) if followed is None else followed
+        self.form, body, layers, self.limit, _, _ = take_over(model) if followed is None else followed
         output = model.get_output_embeddings()
         assert isinstance(output, nn.Linear), "what is none was refused"
         self.body, self.output, self.num_layers = _Body(model, body), output, len(layers)

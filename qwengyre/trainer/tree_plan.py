@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qwengyre.core.errors import TrainerError
 from qwengyre.models.plan import ScoreRule
 from qwengyre.trainer.attention import attend
 from qwengyre.trainer.cache import Export, LayerCache, RowCache, Store
-from qwengyre.trajectory.layout import Squares, TreeRow
+from qwengyre.trajectory.layout import NO_ROUTE, Squares, TreeRow
 
 
 class PassCounts:
@@ -39,6 +40,8 @@ class TreePlan:
         """Tokens of the longest path."""
         self.calls = PassCounts()
         self.exports: list[Export] = []
+        self._num_chosen = 0
+        """Experts of a token, of the routers that have asked."""
         self._pieces: list[tuple[int, int]] | None = None
 
     @property
@@ -93,6 +96,20 @@ class TreePlan:
     def groups(self) -> Sequence[Sequence[int]]:
         """One after the other: a piece starts from the state of one before it."""
         return [(index,) for index in range(len(self.pieces()))]
+
+    def choose(self, chosen_nK: Tensor) -> Tensor:
+        """Where the row knows a token's experts, those."""
+        first = self._num_chosen
+        self._num_chosen += chosen_nK.shape[1]
+        if self.row.routes_RB is None:
+            return chosen_nK
+        width = self.row.routes_RB.shape[1]
+        if self._num_chosen > width:
+            raise TrainerError(
+                f"the routes of this row have {width} bytes a token, this model has more: they are of another model"
+            )
+        routes_nK = torch.from_numpy(self.row.routes_RB[self.own, first : self._num_chosen].astype(np.int64)).to(chosen_nK.device)
+        return torch.where((routes_nK == NO_ROUTE).any(1, keepdim=True), chosen_nK, routes_nK)
 
     def next_scan(self) -> TreeStates:
         self.calls.scan += 1

@@ -15,7 +15,7 @@ import numpy as np
 from qwengyre.core.arrays import LOGPROB, TOKEN, VERSION, unpack
 from qwengyre.core.errors import CallOutOfOrder, TokenCountMismatch
 from qwengyre.core.ids import CallId, ServerId, call_id, call_number
-from qwengyre.trajectory.records import CallFinished, CallRecord, CallStarted, Opened, TokensSampled
+from qwengyre.trajectory.records import CallFinished, CallRecord, CallStarted, Opened, TokensRouted, TokensSampled
 
 TOKEN_BYTES = TOKEN.itemsize
 REMEMBER_FROM = 16
@@ -32,16 +32,26 @@ class SampledRun(NamedTuple):
     server: ServerId
 
 
+class RoutedRun(NamedTuple):
+    """Experts of tokens of the sequence, from `start` on."""
+
+    start: int
+    num_tokens: int
+    routes: bytearray
+    """uint8 (num_tokens, B)"""
+
+
 class RecordedCall:
     """One call while and after it is recorded. Its records are in order."""
 
-    __slots__ = ("_logprobs", "_sampled", "base", "finished", "id", "num_masked", "runs", "started")
+    __slots__ = ("_logprobs", "_sampled", "base", "finished", "id", "num_masked", "routed", "runs", "started")
 
     def __init__(self, call: CallId, base: CallId | None, started: CallStarted):
         self.id, self.base, self.started = call, base, started
         self.finished: CallFinished | None = None
         self._sampled, self._logprobs = bytearray(), bytearray()
         self.runs: list[SampledRun] = []
+        self.routed: list[RoutedRun] = []
         self.num_masked = 0
         """Last sampled tokens that came with or after a stop string."""
 
@@ -56,6 +66,16 @@ class RecordedCall:
             self.runs.append(SampledRun(self.num_sampled, record.version, record.server))
         self._sampled += record.token_ids
         self._logprobs += record.logprobs
+
+    def route(self, record: TokensRouted) -> None:
+        if record.num_tokens < 1 or len(record.routes) % record.num_tokens:
+            raise CallOutOfOrder(self.id, f"{len(record.routes)} bytes of routes for {record.num_tokens} tokens")
+        last = self.routed[-1] if self.routed else None
+        if last is not None and last.start + last.num_tokens == record.first:
+            last.routes.extend(record.routes)
+            self.routed[-1] = last._replace(num_tokens=last.num_tokens + record.num_tokens)
+        else:
+            self.routed.append(RoutedRun(record.first, record.num_tokens, bytearray(record.routes)))
 
     def finish(self, record: CallFinished) -> None:
         if self.finished is not None:
@@ -155,6 +175,8 @@ class RecordedCall:
             token_ids = bytes(self._sampled[run.start * TOKEN_BYTES : end * TOKEN_BYTES])
             logprobs = bytes(self._logprobs[run.start * LOGPROB.itemsize : end * LOGPROB.itemsize])
             yield TokensSampled(self.started.session, self.number, token_ids, logprobs, run.version, run.server)
+        for routed in self.routed:
+            yield TokensRouted(self.started.session, self.number, routed.start, routed.num_tokens, bytes(routed.routes))
         if self.finished is not None:
             yield self.finished
 
@@ -186,6 +208,8 @@ class CallLog:
             raise CallOutOfOrder(self.id_of(record.call), "was recorded before its start")
         if isinstance(record, TokensSampled):
             call.add(record)
+        elif isinstance(record, TokensRouted):
+            call.route(record)
         else:
             call.finish(record)
             self._mask(call, record.num_masked)

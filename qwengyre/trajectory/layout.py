@@ -21,6 +21,8 @@ import msgspec
 import numpy as np
 
 NO_PARENT = -1
+NO_ROUTE = 255
+"""In place of a token's expert: none is known."""
 
 SegmentKey = tuple[int, int, int]
 """(tree, node, first token): what two paths must have in common, in the same place, to share tokens."""
@@ -71,6 +73,8 @@ class TreeRow(msgspec.Struct, frozen=True):
     full: tuple[Rectangle, ...]
     rows_P: tuple[np.ndarray, ...]
     """For each path, the row of each of its tokens (T,)."""
+    routes_RB: np.ndarray | None = None
+    """uint8: the experts of each token, as an engine has chosen them; NO_ROUTE where none did. None: of no token."""
 
     @property
     def num_rows(self) -> int:

@@ -111,6 +111,17 @@ class TokensSampled(msgspec.Struct, frozen=True, tag="s", array_like=True):
     server: ServerId
 
 
+class TokensRouted(msgspec.Struct, frozen=True, tag="r", array_like=True):
+    """To which experts of a mixture `T` tokens of the call's sequence went when the engine computed them."""
+
+    session: int
+    call: int
+    first: int
+    num_tokens: int
+    routes: bytes
+    """uint8 (T, B)"""
+
+
 class CallFinished(msgspec.Struct, frozen=True, tag="e", array_like=True):
     session: int
     call: int
@@ -132,5 +143,5 @@ class CallFinished(msgspec.Struct, frozen=True, tag="e", array_like=True):
     context."""
 
 
-CallRecord = CallStarted | TokensSampled | CallFinished
+CallRecord = CallStarted | TokensSampled | TokensRouted | CallFinished
 GatewayRecord = Opened | CallRecord | Closed

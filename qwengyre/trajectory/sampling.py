@@ -69,4 +69,5 @@ def _trajectory(tree: TrajectoryTree, path: CandidatePath, roles: Mapping[CallId
         trainable_T=pack(trainable_T, FLAG),
         logprob_T=pack(logprob_T, LOGPROB),
         version_T=pack(version_T, VERSION),
+        routes_T=tree.routes_T(path.segments),
     )

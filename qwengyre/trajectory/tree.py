@@ -20,6 +20,7 @@ from qwengyre.core.errors import CallOutOfOrder, InvariantViolated
 from qwengyre.core.ids import CallId
 from qwengyre.core.records import CONTEXT_VERSION, PathSegment
 from qwengyre.trajectory.calls import CallLog, RecordedCall
+from qwengyre.trajectory.layout import NO_ROUTE
 from qwengyre.trajectory.radix import NodeDraft, grow
 from qwengyre.trajectory.records import BranchCause, CallRecord, Opened
 
@@ -81,6 +82,7 @@ class TrajectoryTree:
         self._nodes: tuple[TreeNode, ...] | None = None
         self._ends: dict[CallId, tuple[int, int]] | None = None
         self._behavior: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._routes: dict[int, np.ndarray] | None = None
         self._empty: list[CallId] = []
         self._left_out: list[CallId] = []
 
@@ -135,6 +137,34 @@ class TrajectoryTree:
         parts = [(self._behavior_of(part.node), part.num_tokens) for part in segments]
         logprob_T = np.concatenate([np.empty(0, LOGPROB), *(logprob[:stop] for (logprob, _), stop in parts)])
         return logprob_T, np.concatenate([np.empty(0, VERSION), *(version[:stop] for (_, version), stop in parts)])
+
+    def routes_T(self, segments: tuple[PathSegment, ...]) -> bytes:
+        """uint8 (T, B): the experts of a path's tokens, as the first call that computed one was told; NO_ROUTE where none was.
+
+        Empty when no call of this attempt was told any.
+        """
+        if self._routes is None:
+            self._routes = self._lay_routes()
+        return b"".join(self._routes[part.node][: part.num_tokens].tobytes() for part in segments) if self._routes else b""
+
+    def _lay_routes(self) -> dict[int, np.ndarray]:
+        """By node. A call's tokens lie along its path, whoever brought them first."""
+        nodes, told = self.nodes, [call for call in self.calls.values() if call.routed and call.id not in self._left_out]
+        widths = {len(run.routes) // run.num_tokens for call in told for run in call.routed}
+        if len(widths) > 1:
+            raise InvariantViolated("the calls of an attempt are of one model", f"routes of {sorted(widths)} bytes a token")
+        laid = {node.node: np.full((node.num_tokens, width), NO_ROUTE, np.uint8) for width in widths for node in nodes}
+        for call in told:
+            for run in call.routed:
+                routes_TB = np.frombuffer(run.routes, np.uint8).reshape(run.num_tokens, -1)
+                for part in self.path_of(call.id):
+                    first = max(nodes[part.node].depth, run.start)
+                    last = min(nodes[part.node].depth + part.num_tokens, run.start + run.num_tokens)
+                    if first < last:
+                        own_TB = laid[part.node][first - nodes[part.node].depth : last - nodes[part.node].depth]
+                        unknown_T = own_TB[:, 0] == NO_ROUTE
+                        own_TB[unknown_T] = routes_TB[first - run.start : last - run.start][unknown_T]
+        return laid
 
     def _behavior_of(self, node: int) -> tuple[np.ndarray, np.ndarray]:
         if node not in self._behavior:

@@ -35,7 +35,7 @@ class GeneralModel:
         """Take over `model`, a causal LM of transformers in float32. Raises ModelRefused."""
         self.model, name = model, type(model).__name__
         try:
-            self.form, self.body, layers, self.limit, _ = take_over(model)
+            self.form, self.body, layers, self.limit, _, _ = take_over(model)
             self.shapes = shapes_of(self.body)
         except UnsupportedModel as error:
             raise ModelRefused(f"{name} cannot be served: {error.reason}") from error
@@ -129,6 +129,7 @@ class GeneralForward:
         self._model, self._memory = model, memory
         self._states = states or StateMemory(Shapes((), (), ()), 0)
         self.form = model.form
+        self.routes: np.ndarray | None = None
 
     def refresh(self) -> None:
         """Nothing is derived from the weights."""
@@ -141,13 +142,15 @@ class GeneralForward:
     def logits(self, batch: Pass) -> torch.Tensor:
         """(W, V) of the wanted tokens."""
         positions = torch.from_numpy(batch.positions)[None]
-        with following(PassPlan(batch, self._memory, self._states)):
+        plan = PassPlan(batch, self._memory, self._states)
+        with following(plan):
             hidden = self._model.body(
                 input_ids=torch.from_numpy(batch.token_ids)[None],
                 position_ids=positions,
                 attention_mask=positions >= 0,
                 use_cache=False,
             ).last_hidden_state[0]
+        self.routes = np.concatenate(plan.chosen, 1) if plan.chosen else None
         output, words = self._model.output, self._model.vocabulary
         bias = None if output.bias is None else output.bias[:words]
         return self.form.bend(hidden[torch.from_numpy(batch.wanted)] @ output.weight[:words].T, bias)

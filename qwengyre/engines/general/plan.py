@@ -45,6 +45,8 @@ class PassPlan:
         self.rows_N = self._rows(
             torch.from_numpy(batch.table_RB)[torch.from_numpy(batch.slots)], torch.from_numpy(batch.positions)[:, None]
         )
+        self.chosen: list[np.ndarray] = []
+        """uint8 (N, K): experts by router."""
         self._parts: dict[int, tuple[Visibility, list[Part]]] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scores: ScoreRule) -> Tensor:
@@ -81,6 +83,11 @@ class PassPlan:
     def next_scan(self) -> PassStates:
         self.num_scans += 1
         return PassStates(self.states.scan[self.num_scans - 1], self.slots_P)
+
+    def choose(self, chosen_nK: Tensor) -> Tensor:
+        """Those of the router, noted."""
+        self.chosen.append(chosen_nK.to(torch.uint8).cpu().numpy())
+        return chosen_nK
 
     def _rows(self, table_CB: Tensor, position_CL: Tensor) -> Tensor:
         size = self.memory.block_size

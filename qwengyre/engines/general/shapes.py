@@ -69,6 +69,9 @@ class _Recorder:
     def next_scan(self) -> _Recorder:
         return self
 
+    def choose(self, chosen_nK: Tensor) -> Tensor:
+        return chosen_nK
+
     def before(self, group: Sequence[int], given: Tensor) -> None:
         return None
 

@@ -48,6 +48,8 @@ def is_supported(spec: ModelSpec) -> bool:
 class NativeForward:
     """Packs the weights for the kernels; `refresh` after every change of `weights`."""
 
+    routes = None
+
     def __init__(self, weights: EngineWeights, memory: KVMemory):
         kernels = library()
         assert kernels is not None
