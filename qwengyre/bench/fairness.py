@@ -72,7 +72,7 @@ ABUSES: Final = {
 }
 
 
-class Figures(msgspec.Struct, frozen=True):
+class FairnessFigures(msgspec.Struct, frozen=True):
     abuse: str
     calls: int
     p50_ms: float
@@ -160,7 +160,7 @@ async def _measured(served: ServedCall, keys: list[str], abuse: str, duration_s:
     return calls, beats
 
 
-async def _compare(folder: Path, name: str, duration_s: float, rounds: int) -> Figures:
+async def _compare(folder: Path, name: str, duration_s: float, rounds: int) -> FairnessFigures:
     output = byte_tokenizer().encode("ok<|im_end|>").ids
     async with ServedCall(folder, EchoEngine(lambda request: output)) as served:
         keys = [await served.open(f"e{number:06d}-0") for number in range(NUM_NORMAL + 1)]
@@ -176,7 +176,7 @@ async def _compare(folder: Path, name: str, duration_s: float, rounds: int) -> F
     def ms(values: list[float], share: float) -> float:
         return 1000 * float(np.percentile(values, share))
 
-    return Figures(
+    return FairnessFigures(
         name,
         len(beside[0]),
         ms(beside[0], 50),

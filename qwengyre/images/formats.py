@@ -15,7 +15,7 @@ from typing import IO, Any, Final, NamedTuple
 import msgspec
 
 from qwengyre.core.errors import ImageError
-from qwengyre.images.reference import Place, Reference
+from qwengyre.images.reference import ImagePlace, Reference
 
 MAX_DOCUMENT_BYTES: Final = 16 * 1024 * 1024
 """Of an index, a manifest or a configuration; OCI asks readers for 4 MiB."""
@@ -196,4 +196,4 @@ def _blob(descriptor: object) -> str:
 
 
 def on_disk(reference: Reference) -> bool:
-    return reference.place in (Place.FOLDER, Place.ARCHIVE)
+    return reference.place in (ImagePlace.FOLDER, ImagePlace.ARCHIVE)

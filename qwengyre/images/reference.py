@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from qwengyre.core.errors import ImageError
 
 
-class Place(Enum):
+class ImagePlace(Enum):
     FOLDER = "oci"
     """An OCI layout: a folder."""
     ARCHIVE = "archive"
@@ -20,7 +20,7 @@ class Place(Enum):
 
 
 class Reference(NamedTuple):
-    place: Place
+    place: ImagePlace
     name: str
     """A path, or the full name of an image."""
     tag: str = ""
@@ -28,15 +28,15 @@ class Reference(NamedTuple):
 
     def __str__(self) -> str:
         tag = f":{self.tag}" if self.tag else ""
-        return f"{self.name}{tag}" if self.place in (Place.FOLDER, Place.ARCHIVE) else f"{self.place.value}:{self.name}"
+        return f"{self.name}{tag}" if self.place in (ImagePlace.FOLDER, ImagePlace.ARCHIVE) else f"{self.place.value}:{self.name}"
 
 
 TRANSPORTS: Final = {
-    "oci": Place.FOLDER,
-    "oci-archive": Place.ARCHIVE,
-    "docker-archive": Place.ARCHIVE,
-    "containers-storage": Place.LOCAL,
-    "docker": Place.REGISTRY,
+    "oci": ImagePlace.FOLDER,
+    "oci-archive": ImagePlace.ARCHIVE,
+    "docker-archive": ImagePlace.ARCHIVE,
+    "containers-storage": ImagePlace.LOCAL,
+    "docker": ImagePlace.REGISTRY,
 }
 """As `skopeo` names them."""
 ON_DISK: Final = re.compile(r"(?:/|\./|\.\./|~/)")
@@ -51,26 +51,26 @@ HUB: Final = "docker.io/"
 def parse_reference(text: str) -> Reference:
     """
     >>> parse_reference("python:3.12"), parse_reference("./base.tar"), str(parse_reference("oci:images/a:1"))
-    (Reference(place=<Place.REGISTRY: 'docker'>, name='docker.io/library/python:3.12', tag=''), Reference(place=<Place.ARCHIVE: 'archive'>, name='./base.tar', tag=''), 'images/a:1')
+    (Reference(place=<ImagePlace.REGISTRY: 'docker'>, name='docker.io/library/python:3.12', tag=''), Reference(place=<ImagePlace.ARCHIVE: 'archive'>, name='./base.tar', tag=''), 'images/a:1')
 
     Raises ImageError for what is none of these.
     """
     transport, colon, rest = text.partition(":")
     place = TRANSPORTS.get(transport) if colon else None
-    if place in (Place.FOLDER, Place.ARCHIVE):
+    if place in (ImagePlace.FOLDER, ImagePlace.ARCHIVE):
         path, _, tag = rest.partition(":")
         if not path:
             raise ImageError(f"{text!r} names no path: write {transport}:PATH")
         return Reference(place, path, tag)
     if place is None and ON_DISK.match(text):
-        return Reference(Place.ARCHIVE if text.endswith((".tar", ".tar.gz", ".tgz")) else Place.FOLDER, text)
+        return Reference(ImagePlace.ARCHIVE if text.endswith((".tar", ".tar.gz", ".tgz")) else ImagePlace.FOLDER, text)
     name = rest.removeprefix("//") if place else text
     found = NAME.fullmatch(name)
     if found is None:
         raise ImageError(f"{text!r} is not the name of an image: NAME:TAG, oci:FOLDER, oci-archive:FILE or docker-archive:FILE")
     host = found["host"] or ""
     if place is None:
-        place = Place.LOCAL if host == "localhost/" else Place.REGISTRY
-    if place is Place.REGISTRY and not host:
+        place = ImagePlace.LOCAL if host == "localhost/" else ImagePlace.REGISTRY
+    if place is ImagePlace.REGISTRY and not host:
         name = f"{HUB}{'' if '/' in name else 'library/'}{name}"
     return Reference(place, name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from qwengyre.core.errors import ImageError
-from qwengyre.images.reference import Place, Reference
+from qwengyre.images.reference import ImagePlace, Reference
 from qwengyre.images.wanted import WantedImage
 
 TAIL_CHARS: Final = 1500
@@ -26,12 +26,12 @@ ARCHIVE: Final = "image.tar"
 def fetch(reference: Reference, folder: Path, timeout_s: float, max_bytes: int) -> Reference:
     """Copy an image of a registry, or of podman here, into `folder`, which is empty; return what it is there. Raises ImageError."""
     if skopeo := shutil.which("skopeo"):
-        source = f"{reference.place.value}:{'//' if reference.place is Place.REGISTRY else ''}{reference.name}"
+        source = f"{reference.place.value}:{'//' if reference.place is ImagePlace.REGISTRY else ''}{reference.name}"
         copy = [skopeo, "--insecure-policy", "copy", "--quiet", source, f"oci:{folder}:image"]
         _run(copy, f"getting {reference.name}", timeout_s, max_bytes)
-        return Reference(Place.FOLDER, str(folder), "image")
+        return Reference(ImagePlace.FOLDER, str(folder), "image")
     if podman := shutil.which("podman"):
-        if reference.place is Place.REGISTRY:
+        if reference.place is ImagePlace.REGISTRY:
             _run([podman, "pull", "--quiet", reference.name], f"getting {reference.name}", timeout_s)
         return _saved(podman, reference.name, folder, timeout_s)
     raise ImageError(NO_TOOL.format(what=f"getting {reference.name}", tools="skopeo or podman", package="skopeo"))
@@ -50,7 +50,7 @@ def build(wanted: WantedImage, folder: Path, options: Sequence[str], timeout_s: 
         if os.path.basename(builder) == "podman":
             return _saved(builder, name, folder, timeout_s)
         _run([builder, "push", "--quiet", name, f"oci:{folder}:image"], what, timeout_s)
-        return Reference(Place.FOLDER, str(folder), "image")
+        return Reference(ImagePlace.FOLDER, str(folder), "image")
     finally:
         subprocess.run([builder, "rmi", "--force", name], capture_output=True, check=False, timeout=GRACE_S * 6)
 
@@ -58,7 +58,7 @@ def build(wanted: WantedImage, folder: Path, options: Sequence[str], timeout_s: 
 def _saved(podman: str, name: str, folder: Path, timeout_s: float) -> Reference:
     archive = folder / ARCHIVE
     _run([podman, "save", "--quiet", "--format", "oci-archive", "--output", str(archive), name], f"saving {name}", timeout_s)
-    return Reference(Place.ARCHIVE, str(archive))
+    return Reference(ImagePlace.ARCHIVE, str(archive))
 
 
 def _run(command: list[str], what: str, timeout_s: float, max_file_bytes: int | None = None) -> None:

@@ -134,7 +134,7 @@ def _kept_buffers(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Buffers that belong to a checkpoint: corrections of routers, for instance. None of a skeleton."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     kept = {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in parameters}
-    return {name: tensor.cpu() for name, tensor in kept.items() if not tensor.is_meta}
+    return {name: tensor.to("cpu") for name, tensor in kept.items() if not tensor.is_meta}
 
 
 def _reverted(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

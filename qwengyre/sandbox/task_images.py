@@ -14,7 +14,7 @@ from qwengyre.core.errors import ConfigError, ImageError
 from qwengyre.images.config import SandboxConfig
 from qwengyre.images.formats import on_disk
 from qwengyre.images.image import Image
-from qwengyre.images.reference import Place, parse_reference
+from qwengyre.images.reference import ImagePlace, parse_reference
 from qwengyre.images.store import ImageStore
 from qwengyre.images.wanted import WantedImage
 from qwengyre.sandbox.config import HarnessConfig
@@ -54,8 +54,8 @@ def _check_harness(harness: HarnessConfig) -> None:
 def absolute_image(text: str, here: Path) -> str:
     """`sandbox.image` with its path absolute, if it is on disk or to be built; a wrong one as it is.
 
-    >>> absolute_image("build:images/a", Path("/home/me")), absolute_image("oci:./b:1", Path("/c")), absolute_image("python:3", Path("/c"))
-    ('build:/home/me/images/a', 'oci:/c/b:1', 'python:3')
+    >>> absolute_image("build:images/a", Path("/srv")), absolute_image("oci:./b:1", Path("/c")), absolute_image("python:3", Path("/c"))
+    ('build:/srv/images/a', 'oci:/c/b:1', 'python:3')
     """
     if text.startswith(BUILD):
         return BUILD + absolute(text.removeprefix(BUILD), here)
@@ -65,7 +65,7 @@ def absolute_image(text: str, here: Path) -> str:
         return text
     if not on_disk(reference):
         return text
-    kind = "oci" if reference.place is Place.FOLDER else "oci-archive"
+    kind = "oci" if reference.place is ImagePlace.FOLDER else "oci-archive"
     return f"{kind}:{absolute(reference.name, here)}{f':{reference.tag}' if reference.tag else ''}"
 
 

@@ -15,6 +15,8 @@ RECORDS = {"Struct"}
 PAGES = ("qwengyre/**/*.html", "qwengyre/**/*.js", "qwengyre/**/*.cpp", "qwengyre/**/*.c")
 """What is no Python and reads records all the same: the dashboard's pages, by name."""
 AS_A_WHOLE = {
+    "DashboardFigures": "its bench prints it",
+    "FairnessFigures": "its bench prints it",
     "GatewayFigures": "its bench prints it",
     "ReadFigures": "its bench prints it",
     "GatewayStats": "the gateway logs it when it stops",

@@ -10,7 +10,7 @@ import pytest
 
 from qwengyre.core.errors import ImageError
 from qwengyre.images.formats import stored_image
-from qwengyre.images.reference import Place, Reference, parse_reference
+from qwengyre.images.reference import ImagePlace, Reference, parse_reference
 from qwengyre.testing.images import layer, layer_of_folder, write_docker_archive, write_oci
 
 LAYERS = (layer(("a", b"1")), layer(("b", b"2")))
@@ -24,8 +24,8 @@ def archived(folder: Path) -> Path:
 
 def test_one_image_is_the_same_in_every_format(tmp_path: Path):
     oci = write_oci(tmp_path / "oci", LAYERS, Env=["A=1"])
-    places = [Reference(Place.FOLDER, str(oci)), Reference(Place.ARCHIVE, str(archived(oci)))]
-    places.append(Reference(Place.ARCHIVE, str(write_docker_archive(tmp_path / "docker.tar", LAYERS, Env=["A=1"]))))
+    places = [Reference(ImagePlace.FOLDER, str(oci)), Reference(ImagePlace.ARCHIVE, str(archived(oci)))]
+    places.append(Reference(ImagePlace.ARCHIVE, str(write_docker_archive(tmp_path / "docker.tar", LAYERS, Env=["A=1"]))))
     found = []
     for place in places:
         with stored_image(place) as image:
@@ -80,7 +80,7 @@ def with_index(text: str):
 def test_a_damaged_layout_is_named(tmp_path: Path, change, message: str):
     folder = write_oci(tmp_path / "oci", LAYERS)
     change(folder)
-    with pytest.raises(ImageError, match=message), stored_image(Reference(Place.FOLDER, str(folder))):
+    with pytest.raises(ImageError, match=message), stored_image(Reference(ImagePlace.FOLDER, str(folder))):
         pass
 
 
@@ -90,13 +90,13 @@ def test_an_index_of_itself_ends(tmp_path: Path):
     nested = {"manifests": [{"digest": digest, "mediaType": "application/vnd.oci.image.index.v1+json"}]}
     (folder / "index.json").write_text(json.dumps(nested))
     (folder / "blobs" / "sha256" / digest.partition(":")[2]).write_text(json.dumps(nested))
-    with pytest.raises(ImageError), stored_image(Reference(Place.FOLDER, str(folder))):
+    with pytest.raises(ImageError), stored_image(Reference(ImagePlace.FOLDER, str(folder))):
         pass
 
 
 def test_another_machine_s_image_is_refused(tmp_path: Path):
     folder = write_oci(tmp_path / "oci", LAYERS, architecture="riscv64")
-    with pytest.raises(ImageError, match="is for linux on riscv64"), stored_image(Reference(Place.FOLDER, str(folder))):
+    with pytest.raises(ImageError, match="is for linux on riscv64"), stored_image(Reference(ImagePlace.FOLDER, str(folder))):
         pass
 
 
@@ -105,25 +105,25 @@ def test_what_is_not_an_image_is_named(tmp_path: Path):
     with tarfile.open(tmp_path / "empty.tar", "w"):
         pass
     for name, message in (("text.tar", "is not an archive"), ("empty.tar", "neither index.json"), ("none.tar", "does not exist")):
-        with pytest.raises(ImageError, match=message), stored_image(Reference(Place.ARCHIVE, str(tmp_path / name))):
+        with pytest.raises(ImageError, match=message), stored_image(Reference(ImagePlace.ARCHIVE, str(tmp_path / name))):
             pass
 
 
 @pytest.mark.parametrize(
     ("text", "place", "name"),
     [
-        ("python:3.12-slim", Place.REGISTRY, "docker.io/library/python:3.12-slim"),
-        ("me/agent", Place.REGISTRY, "docker.io/me/agent"),
-        ("ghcr.io/a/b@sha256:" + "0" * 64, Place.REGISTRY, "ghcr.io/a/b@sha256:" + "0" * 64),
-        ("127.0.0.1:5000/base:1", Place.REGISTRY, "127.0.0.1:5000/base:1"),
-        ("registry:5000/base:1", Place.REGISTRY, "registry:5000/base:1"),
-        ("docker://example.org/x", Place.REGISTRY, "example.org/x"),
-        ("localhost/base:1", Place.LOCAL, "localhost/base:1"),
-        ("/images/base.tar", Place.ARCHIVE, "/images/base.tar"),
-        ("../layout", Place.FOLDER, "../layout"),
+        ("python:3.12-slim", ImagePlace.REGISTRY, "docker.io/library/python:3.12-slim"),
+        ("me/agent", ImagePlace.REGISTRY, "docker.io/me/agent"),
+        ("ghcr.io/a/b@sha256:" + "0" * 64, ImagePlace.REGISTRY, "ghcr.io/a/b@sha256:" + "0" * 64),
+        ("127.0.0.1:5000/base:1", ImagePlace.REGISTRY, "127.0.0.1:5000/base:1"),
+        ("registry:5000/base:1", ImagePlace.REGISTRY, "registry:5000/base:1"),
+        ("docker://example.org/x", ImagePlace.REGISTRY, "example.org/x"),
+        ("localhost/base:1", ImagePlace.LOCAL, "localhost/base:1"),
+        ("/images/base.tar", ImagePlace.ARCHIVE, "/images/base.tar"),
+        ("../layout", ImagePlace.FOLDER, "../layout"),
     ],
 )
-def test_references(text: str, place: Place, name: str):
+def test_references(text: str, place: ImagePlace, name: str):
     found = parse_reference(text)
     assert (found.place, found.name) == (place, name)
 

@@ -12,7 +12,7 @@ import pytest
 from qwengyre.core.errors import ImageError
 from qwengyre.images import store as store_module
 from qwengyre.images.config import SandboxConfig
-from qwengyre.images.reference import Place, Reference
+from qwengyre.images.reference import ImagePlace, Reference
 from qwengyre.images.store import ImageStore
 from qwengyre.images.unpack import Unpacker
 from qwengyre.images.wanted import WantedImage
@@ -118,7 +118,7 @@ def test_of_many_who_want_an_image_one_gets_it(tmp_path: Path, monkeypatch):
 
     def fetch(reference: Reference, folder: Path, timeout_s: float, max_bytes: int) -> Reference:
         fetched.append(reference.name)
-        return Reference(Place.FOLDER, str(oci))
+        return Reference(ImagePlace.FOLDER, str(oci))
 
     monkeypatch.setattr(store_module.tools, "fetch", fetch)
     found: list[str] = []
@@ -141,7 +141,7 @@ def test_a_build_is_done_again_only_when_its_folder_changed(store: ImageStore, t
 
     def build(wanted: WantedImage, folder: Path, options, timeout_s: float) -> Reference:
         built.append(timeout_s)
-        return Reference(Place.FOLDER, str(oci))
+        return Reference(ImagePlace.FOLDER, str(oci))
 
     monkeypatch.setattr(store_module.tools, "build", build)
     context = tmp_path / "environment"
