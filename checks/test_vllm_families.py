@@ -33,7 +33,7 @@ CONFIG = EngineConfig(
 SERVED = {
     "llama": {"head_dim": 32},
     "qwen2": {"hidden_size": 128},
-    "qwen3_moe": {"head_dim": 32},
+    "qwen3_moe": {"head_dim": 32, "moe_intermediate_size": 32},
 }
 """By family: sizes that vLLM's kernels on a CPU know."""
 
