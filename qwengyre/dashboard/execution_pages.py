@@ -38,6 +38,8 @@ from qwengyre.trajectory.sampling import sample_trajectories
 
 CALLS_PER_PAGE: Final = 60
 """A page of a few hundred kilobytes for a usual harness."""
+FINDING_S: Final = 4.0
+"""Longest time that the controller's journal is read for an execution that somebody names: without its entry there is no page."""
 SHADES: Final = (0.9, 0.7, 0.45, 0.2, 0.05)
 """Probabilities below which a token is drawn one shade darker."""
 
@@ -136,7 +138,7 @@ def file_page(run: OpenRun, name: str, given: Mapping[str, str]) -> str:
 def find_entry(run: OpenRun, name: str) -> ExecutionEntry:
     """Raises ConfigError when the run has no such execution."""
     with run.lock:
-        is_read = run.table.refresh(READING_S)
+        is_read = run.table.refresh(FINDING_S)
         entry = run.table.executions.get(ExecutionId(name))
     if entry is None:
         more = "" if is_read else " yet: its journal is still being read, try again in a moment"

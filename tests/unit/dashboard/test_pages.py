@@ -218,7 +218,7 @@ def test_a_damaged_run_is_named_and_hides_no_other(tmp_path: Path, made_up: Path
     (tmp_path / "broken" / "metrics.jsonl").write_text("{}\n")
     (tmp_path / "whole").symlink_to(made_up / "first")
     html = TestClient(dashboard_app(tmp_path), base_url="http://127.0.0.1").get("/").text
-    assert "unreadable" in html and "this line is no metric" in html and "finished" in html
+    assert "unreadable" in html and "this line is not a metric" in html and "finished" in html
 
 
 def test_our_own_files_are_served_and_no_others(browser: TestClient):
@@ -263,3 +263,15 @@ def test_the_demo_is_a_finished_run_with_conversations(tmp_path: Path):
     found = demo.get("/run/quickstart/executions?with=sub-agents&kind=train&sort=id").text
     page = demo.get(f"/run/quickstart/executions/{listed(found)[0]}").text
     assert "sub-agent" in page and "calls <b>" in page and "trained in step" in page
+
+
+def test_a_conversation_that_is_still_being_read_comes_by_itself(browser: TestClient, monkeypatch: pytest.MonkeyPatch):
+    """The script puts in what stands below `data-live-id`: the conversation has to."""
+    monkeypatch.setattr("qwengyre.dashboard.execution_pages.READING_S", -1.0)
+    monkeypatch.setattr("qwengyre.dashboard.call_index.RECORDS_PER_LOOK", 1)
+    first = browser.get("/run/second/executions/e000011-1").text
+    assert "Still reading" in first and 'data-live="1"' in first
+    monkeypatch.undo()
+    later = browser.get("/run/second/executions/e000011-1").text
+    for page, shown in ((first, "Still reading"), (later, 'aria-label="Outline"')):
+        assert shown in page.split('<div data-live-id="conversation">')[1]
