@@ -98,6 +98,8 @@ class TreeModel:
             place(tried, device)
             TreeModel(tried, config)
         model = load(model_dir, dtype)
+        if dtype == torch.float64 and any(name.endswith("experts") for name, _ in model.named_modules()):
+            model.set_experts_implementation("eager")  # grouped products of matrices know no doubles
         place(model, device)
         replace_norms(model)
         return TreeModel(model, config, ranks)
