@@ -142,14 +142,15 @@ def _experts_left_out(model: Any, text: Any) -> int:
     if not num or not chosen:
         return 0
     held = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    return round(held * (1 - chosen / num))
+    return int(held * (1 - chosen / num) + 0.5)
 
 
 def _kv_numbers(text: Any) -> int:
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return 2 * heads * width * sum("attention" in kind and kind != "linear_attention" for kind in kinds)
+    num_layers = sum(1 for kind in kinds if "attention" in kind and kind != "linear_attention")
+    return int(2 * heads * width) * num_layers
 
 
 def parts_of(sizes: ModelSizes, passes: PassSizes, trainer: TrainerConfig, engine: EngineConfig) -> list[Part]:

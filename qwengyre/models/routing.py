@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 
 from qwengyre.models.plan import current
 
@@ -34,7 +35,7 @@ class Choice(TorchFunctionMode):
         self._num_experts, self._num_chosen = num_experts, num_chosen
         self.num_seen = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func not in (torch.topk, Tensor.topk) or not self._is_choice(args[0], result.indices):
             return result
@@ -48,7 +49,7 @@ class Choice(TorchFunctionMode):
         return scores.ndim == 2 and scores.shape[1] in self._num_experts and chosen.shape[1] in self._num_chosen
 
 
-def install(model: nn.Module, token_ids: Tensor) -> int:
+def install(model: PreTrainedModel, token_ids: Tensor) -> int:
     """Make the routers of `model` follow plans; return how many there are. One plain pass finds them: `token_ids` are arbitrary."""
     config = model.config.get_text_config().to_dict()
     sizes = [{value for key in keys if isinstance(value := config.get(key), int)} for keys in (NUM_EXPERTS, NUM_CHOSEN)]
@@ -69,7 +70,7 @@ def _followed(original: Any, sizes: list[set[int]]) -> Any:
         with Choice(*sizes):
             return original(*args, **kwargs)
 
-    forward.follows_plans = True
+    setattr(forward, "follows_plans", True)  # noqa: B010 (a function has no such attribute for the type checker)
     return forward
 
 
@@ -80,7 +81,9 @@ def _choosing(model: nn.Module, token_ids: Tensor, sizes: list[set[int]]) -> lis
     found: list[nn.Module] = []
 
     class Watch(Choice):
-        def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
             before = self.num_seen
             result = super().__torch_function__(func, types, args, kwargs)
             if self.num_seen > before:

@@ -15,9 +15,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from transformers import PreTrainedModel
 
 from qwengyre.models import interface
 from qwengyre.models.follow import Followed, layers_of, take_over
@@ -54,17 +55,16 @@ def pass_bytes(tree_model: TreeModel) -> PassBytes:
     return PassBytes(max(0.0, first - per_row * short), per_row, max(0.0, (chunked - first) / long))
 
 
-def on_meta(model: nn.Module, small: nn.Module, config: TrainerConfig) -> TreeModel:
+def on_meta(model: PreTrainedModel, small: PreTrainedModel, config: TrainerConfig) -> TreeModel:
     """`model`, on the meta device, as a small one of its family, which has numbers, is followed. Raises UnsupportedModel."""
-    form, body, _, _, has_recurrence = take_over(small)
-    name = next(name for name, module in small.named_modules() if module is body)
+    known = take_over(small)
+    name = next(name for name, module in small.named_modules() if module is known.body)
     whole = model.get_submodule(name)
     model.eval()
     model.set_attn_implementation(interface.NAME)
-    words = None if form.num_words is None else model.config.get_text_config().vocab_size
-    return TreeModel(
-        model, config, followed=Followed(form._replace(num_words=words), whole, layers_of(whole), None, has_recurrence)
-    )
+    words = None if known.form.num_words is None else model.config.get_text_config().vocab_size
+    followed = Followed(known.form._replace(num_words=words), whole, layers_of(whole), None, known.has_recurrence, num_routers=0)
+    return TreeModel(model, config, followed=followed)
 
 
 def _peak(tree_model: TreeModel, rows: int, chunk_rows: int) -> int:
@@ -100,7 +100,7 @@ def every_target(rows: int) -> Targets:
     return Targets(np.arange(num), none_O, zeros_O, zeros_O, np.ones(num), zeros_O, none_O, np.array([num]), ())
 
 
-def _without_numbers(operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _without_numbers(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What transformers asks of numbers is whether a mask hides nothing: it does not. torch's rule for `_grouped_mm` on meta knows
     bfloat16 alone.
     """
@@ -110,6 +110,7 @@ def _without_numbers(operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if name != "aten::_grouped_mm" or args[0].dtype == torch.bfloat16:
         return operator(*args, **kwargs)
     one, other, ends = args[0], args[1], kwargs.get("offs", args[2] if len(args) > 2 else None)
+    assert ends is not None  # a grouped product of two matrices or of a stack has them
     shape = (len(ends), one.shape[0], other.shape[1]) if other.ndim == 2 else (one.shape[0], other.shape[2])
     return one.new_empty(shape)
 
@@ -119,11 +120,13 @@ class _Alive(TorchDispatchMode):
 
     def __init__(self, known: Sequence[Tensor]) -> None:
         """`known` were there before, and are not counted."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.now = self.peak = 0
         self._seen = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
 
-    def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         out = _without_numbers(operator, args, kwargs or {})
         if operator._schema.name == "aten::logsumexp":  # takes a copy of its input for the exponentials, and drops it
             self.peak = max(self.peak, self.now + args[0].nbytes)
