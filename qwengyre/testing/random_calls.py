@@ -19,6 +19,8 @@ class RandomCall(msgspec.Struct, frozen=True):
     call: str
     prompt: list[int]
     sampled: list[int]
+    was_answered: bool
+    """The client has it: nobody hung up."""
     num_masked: int
     records: list[CallRecord]
 
@@ -60,7 +62,7 @@ def random_execution(
             chunk=int(rng.integers(3)),
             num_masked=num_masked,
         )
-        calls.append(RandomCall(call_id(ExecutionId(execution), 0, index), prompt, sampled, num_masked, records))
+        calls.append(RandomCall(call_id(ExecutionId(execution), 0, index), prompt, sampled, answered, num_masked, records))
     return calls
 
 

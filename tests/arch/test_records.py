@@ -25,6 +25,7 @@ AS_A_WHOLE = {
 """Record -> who reads all of its fields without naming them."""
 FOR_OTHERS = {
     "Ignored.because": "docs/gateway.md has it",
+    "RandomCall.was_answered": "tests/property/test_tree.py holds trees to it",
     "RunOpened.life": "for people who look into the journal",
     "RunOpened.wall_time": "for people who look into the journal",
     "StepPoisoned.kept_in": "for people who look into the journal: where the micro-step lies",

@@ -88,7 +88,7 @@ def test_every_sampled_token_stands_once_and_is_trainable_iff_the_client_has_it(
                 is_gone_on_from = passed[node.node, index] != {call.call}
                 is_masked = span.first_sampled + index - span.start >= len(call.sampled) - call.num_masked
                 assert not (is_masked and span.is_sampled and is_gone_on_from)
-                was_seen = span.is_sampled and not is_masked and (call.answered or is_gone_on_from)
+                was_seen = span.is_sampled and not is_masked and (call.was_answered or is_gone_on_from)
                 assert span.trainable == was_seen
 
 

@@ -236,7 +236,7 @@ def test_explain_finds_tables_and_single_keys(only: str, found: list[str]):
         ("schedular", "Did you mean scheduler?"),
         ("learning_rat", "Did you mean learning_rate?"),
         ("optimizer.learning_rate", "Did you mean trainer.learning_rate?"),
-        ("zzzz", "the tables are: tasks, harness, runtime"),
+        ("zzzz", "the tables are: tasks, harness, sandbox, runtime"),
     ],
 )
 def test_explain_names_near_misses(only: str, hint: str):

@@ -63,6 +63,7 @@ def test_a_new_key_of_free_text_is_either_a_path_or_named_here_as_none():
         "runtime.name",
         "transfer.host",
         "ray.address",
+        "sandbox.image",
         "transfer.mooncake_device",
     }
 

@@ -264,6 +264,7 @@ class FullJournal:
     """Has room for `left` more records."""
 
     policy = "os"
+    position = 0
 
     def __init__(self, left: int):
         self._left = left
@@ -272,6 +273,7 @@ class FullJournal:
         self._left -= 1
         if self._left < 0:
             raise JournalFull("gateway.journal", num_bytes=1, reason="no space left on device")
+        return self.position
 
 
 @pytest.mark.parametrize("left", [0, 1, 3, 20])

@@ -20,6 +20,7 @@ from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.cells import CellState
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.scheduler import Scheduler
+from qwengyre.sim.history import History
 from qwengyre.testing.runtime import FakeFleet, FakeGateway
 from qwengyre.trainer.config import TrainerConfig
 
@@ -88,6 +89,7 @@ def controller() -> runtime.Controller:
         observer=observer,
         order=TrainingOrder(["task"], seed=0),
         evaluation=EvaluationPlan(("task",), samples=1, greedy=False, temperature=1.0),
+        history=History(),
     )
     return runtime.Controller(config, stations)
 

@@ -84,7 +84,7 @@ def test_a_full_disk_leaves_whole_lines_and_says_what_to_do(folder: RunFolder):
 
 def test_a_line_that_is_no_record_is_refused(folder: RunFolder):
     folder.metrics.write_bytes(b'{"type":"Nothing"}\n')
-    with pytest.raises(JournalCorrupt, match=r"byte 0: this line is no metric .* Remove it to read the rest"):
+    with pytest.raises(JournalCorrupt, match=r"byte 0: this line is not a metric .* Delete it to read the rest"):
         list(read_metrics(folder.metrics))
 
 
