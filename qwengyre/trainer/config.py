@@ -64,7 +64,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Processes that a cell trains with; weights, gradients and optimizer state are sharded over them (FSDP2)."""
     checkpoint_every: int = 1
     """Optimizer steps between checkpoints."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
     """Where a cell trains. `auto`: its first CUDA device, or its processor when it has none. Training on CUDA has not been run."""
     dtype: Literal["float32", "float64", "bfloat16"] = "float32"
     """Of weights, activations and their gradients. With `bfloat16` gradients are added up, and the core keeps weights and optimizer

@@ -72,6 +72,14 @@ def test_rounding_stays_well_below_the_bound_and_other_weights_far_above(family:
     assert probe.gap(probe_of(other).logprobs) >= 50 * probe.bound("float32")
 
 
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3_moe"])
+def test_a_model_in_bfloat16_knows_how_far_rounding_carries_it(family: str, tmp_path: Path):
+    """Its outputs are rounded already, and rounding them again would say 0. What else it rounds on the way comes on top."""
+    model_dir = folder_of(family, tmp_path)
+    single, half = probe_of(load(model_dir, torch.float32)), probe_of(load(model_dir, torch.bfloat16))
+    assert single.sensitivity / 3 < half.sensitivity < 5 * single.sensitivity
+
+
 def test_a_bound_is_that_of_its_dtype():
     probe = Probe((1, 2), (-3.0,), sensitivity=1.0, longest_sum=4096, unit=0.0)
     assert probe.bound("bfloat16") == pytest.approx(4 * 2**-8 * (1 + 3), rel=1e-3)
