@@ -55,7 +55,7 @@ class ModelSizes(msgspec.Struct, frozen=True):
     """Numbers that one token leaves in the keys and values of all layers of attention."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class MemoryPart(msgspec.Struct, frozen=True):
     """Memory that one rank of a cell needs for one thing."""
 
     role: Role
@@ -66,7 +66,7 @@ class Part(msgspec.Struct, frozen=True):
 
 class Fit(msgspec.Struct, frozen=True):
     sizes: ModelSizes
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     findings: tuple[Finding, ...]
 
     def total(self, role: Role, place: str = "device") -> float:
@@ -153,7 +153,7 @@ def _kv_numbers(text: Any) -> int:
     return int(2 * heads * width) * num_layers
 
 
-def parts_of(sizes: ModelSizes, passes: PassSizes, trainer: TrainerConfig, engine: EngineConfig) -> list[Part]:
+def parts_of(sizes: ModelSizes, passes: PassSizes, trainer: TrainerConfig, engine: EngineConfig) -> list[MemoryPart]:
     """What every role of a cell needs, on each of its ranks; the engine lives in the first of them."""
     weight, total = BYTES[trainer.dtype], 4 if trainer.dtype == "bfloat16" else BYTES[trainer.dtype]
     share, rows = sizes.parameters / trainer.ranks, trainer.max_row_tokens
@@ -174,10 +174,10 @@ def parts_of(sizes: ModelSizes, passes: PassSizes, trainer: TrainerConfig, engin
         of_core.append(("weights that are updated", trainer.optimizer_device, share * total))
     kv_tokens, wide = engine.kv_blocks * engine.block_size, BYTES[engine.dtype]
     return [
-        Part("engine", "weights", "device", sizes.parameters * wide),
-        Part("engine", "keys and values", "device", sizes.kv_numbers * kv_tokens * wide),
-        *(Part("satellite", *line) for line in needed),
-        *(Part("core", *line) for line in (*needed, *of_core)),
+        MemoryPart("engine", "weights", "device", sizes.parameters * wide),
+        MemoryPart("engine", "keys and values", "device", sizes.kv_numbers * kv_tokens * wide),
+        *(MemoryPart("satellite", *line) for line in needed),
+        *(MemoryPart("core", *line) for line in (*needed, *of_core)),
     ]
 
 
