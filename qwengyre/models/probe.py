@@ -23,6 +23,9 @@ UNITS: Final = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "
 FACTOR: Final = 4.0
 """More than the rounded forward tells: engines round in other places, and weights too. Of tiny models in float32 and bfloat16 a fortieth
 and an eighth of the bound were seen; what was left under old weights is off by many times the bound."""
+MOST_NATS: Final = 1e3
+"""A published log-prob below minus this is of ruined weights (a step that was far too long): logits are then so far apart that the last bit
+of a sum decides which token has all, and two programs may differ by as much as there is. Sane models stay above -100."""
 
 
 def text(vocabulary: int) -> np.ndarray:
@@ -59,8 +62,15 @@ class Probe(msgspec.Struct, frozen=True):
         own = np.array(self.logprobs[: len(found)])
         return float(np.sqrt(np.mean((own - np.asarray(found, np.float64)) ** 2)))
 
+    @property
+    def is_telling(self) -> bool:
+        """Whether two programs with these weights can be expected to agree at all."""
+        return all(logprob > -MOST_NATS for logprob in self.logprobs)
+
     def refusal(self, found: Sequence[float], dtype: str) -> str:
-        """Why an engine that computes `found` does not compute with these weights; "" when it does."""
+        """Why an engine that computes `found` does not compute with these weights; "" when it does, or when nobody could tell."""
+        if not self.is_telling:
+            return ""
         gap, bound = self.gap(found), self.bound(dtype)
         if gap <= bound:
             return ""

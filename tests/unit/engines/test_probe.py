@@ -87,6 +87,13 @@ def test_a_bound_is_that_of_its_dtype():
     assert probe.refusal([math.nan], "bfloat16")
 
 
+@pytest.mark.parametrize("logprob", [-1e7, math.nan])
+def test_ruined_weights_are_served_as_they_are(logprob: float):
+    """A run goes on and says that it learns nothing; its engine must not be taken for the fault."""
+    probe = Probe((1, 2), (logprob,), sensitivity=1.0, longest_sum=4096, unit=0.0)
+    assert not probe.is_telling and probe.refusal([-3e6], "float32") == ""
+
+
 def test_an_engine_that_keeps_an_old_matrix_ends(tmp_path: Path, carrier: ShmCarrier, monkeypatch: pytest.MonkeyPatch):
     model_dir = folder_of("llama", tmp_path)
     trainer = Trainer(model_dir, TrainerConfig(), carrier)
