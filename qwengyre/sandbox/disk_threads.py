@@ -29,7 +29,6 @@ class DiskThreads:
         except asyncio.CancelledError:
             if not submitted.cancel():
                 await asyncio.wait([job])
-            if not job.cancelled():
                 job.exception()  # seen: it counts no more
             raise
 
