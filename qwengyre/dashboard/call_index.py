@@ -6,7 +6,6 @@ attempt of a hundred records among a hundred others is thus read from some megab
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +14,14 @@ from typing import Final
 import msgspec
 
 from qwengyre.core.ids import ExecutionId
+from qwengyre.dashboard.journal_follower import JournalFollower
 from qwengyre.journal import read
-from qwengyre.journal.frames import HEADER
 from qwengyre.trajectory.attempts import recorded_attempts
 from qwengyre.trajectory.records import Closed, GatewayRecord, Opened
 from qwengyre.trajectory.tree import TrajectoryTree
 
 BLOCK_BYTES: Final = 1 << 18
 """A block is read and looked through in a few milliseconds."""
-RECORDS_PER_LOOK: Final = 500
 
 
 class _Attempt(msgspec.Struct):
@@ -42,34 +40,15 @@ class RecordedAttempt(msgspec.Struct, frozen=True):
     is_closed: bool
 
 
-class CallIndex:
-    """Not safe to share between threads: whoever serves requests side by side holds a lock around it."""
+class CallIndex(JournalFollower):
+    """What a gateway's journal says so far; `refresh` reads what came since."""
 
     def __init__(self, journal: Path):
-        self.position = 0
-        self._journal = journal
+        super().__init__(journal, GatewayRecord)
         self._attempts: dict[int, _Attempt] = {}
         self._sessions: dict[ExecutionId, list[int]] = {}
         self._starts = array("Q")
         """Position before the first record of each block."""
-
-    def refresh(self, budget_s: float = 1.0) -> bool:
-        """Read on for at most about `budget_s`; return whether the end of the journal was reached. Raises JournalError."""
-        if not self._journal.is_file() or self._journal.stat().st_size <= max(self.position, len(HEADER)):
-            return True
-        until = time.monotonic() + budget_s
-        for number, (position, record) in enumerate(read(self._journal, GatewayRecord, start=self.position)):
-            self._take(record)
-            self.position = position
-            if number % RECORDS_PER_LOOK == RECORDS_PER_LOOK - 1 and time.monotonic() > until:
-                return False
-        return True
-
-    @property
-    def share_read(self) -> float:
-        """Of the journal's bytes."""
-        size = self._journal.stat().st_size if self._journal.is_file() else 0
-        return min(1.0, self.position / size) if size else 1.0
 
     def attempts(self, execution: ExecutionId) -> list[int]:
         """Numbers of the attempts that were recorded so far, rising."""

@@ -6,7 +6,6 @@ journal (`call_index.py`).
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from sys import intern
 from typing import Final
@@ -15,8 +14,7 @@ import msgspec
 
 from qwengyre.core.ids import ExecutionId, GroupId, group_of, index_of
 from qwengyre.core.records import End, Outcome, Validity
-from qwengyre.journal import read
-from qwengyre.journal.frames import HEADER
+from qwengyre.dashboard.journal_follower import JournalFollower
 from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone, RunOpened
 from qwengyre.scheduler.commands import CloseStep, Compute, Dispatch, RunOptimizer, Start, TakeGroup
 from qwengyre.scheduler.events import Event, TicketedAnswer
@@ -24,8 +22,6 @@ from qwengyre.trajectory.advantages import group_advantages
 
 MAX_DETAIL: Final = 400
 """Characters that are held of why an execution failed: a sentence or two; the whole lies beside its workspace."""
-RECORDS_PER_LOOK: Final = 500
-"""Records between two looks at the clock while a journal is read."""
 
 
 class ExecutionEntry(msgspec.Struct, gc=False, kw_only=True):
@@ -81,43 +77,21 @@ class GroupEntry(msgspec.Struct, gc=False, kw_only=True):
     staleness: int | None = None
 
 
-class ExecutionTable:
-    """Everything that the journal says so far; `refresh` reads what came since.
-
-    Not safe to share between threads: whoever serves requests side by side holds a lock around it.
-    """
+class ExecutionTable(JournalFollower):
+    """Everything that the journal says so far; `refresh` reads what came since."""
 
     def __init__(self, journal: Path):
+        super().__init__(journal, ControllerRecord)
         self.executions: dict[ExecutionId, ExecutionEntry] = {}
         self.groups: dict[GroupId, GroupEntry] = {}
         self.tasks: dict[str, list[GroupId]] = {}
         """Groups of each task, in the order in which the first of their executions ended."""
-        self.position = 0
         self.at = 0.0
         """Of the last event, seconds on the run's clock."""
         self.busy_s = {"training": 0.0}
         """Seconds in which cells computed micro-steps, reduced and updated, summed over cells."""
         self._asked: dict[int, float] = {}
         """Ticket of work in training that goes on -> when it began."""
-        self._journal = journal
-
-    def refresh(self, budget_s: float = 1.0) -> bool:
-        """Read on for at most about `budget_s`; return whether the end of the journal was reached. Raises JournalError."""
-        if not self._journal.is_file() or self._journal.stat().st_size <= max(self.position, len(HEADER)):
-            return True
-        until = time.monotonic() + budget_s
-        for number, (position, record) in enumerate(read(self._journal, ControllerRecord, start=self.position)):
-            self._take(record)
-            self.position = position
-            if number % RECORDS_PER_LOOK == RECORDS_PER_LOOK - 1 and time.monotonic() > until:
-                return False
-        return True
-
-    @property
-    def share_read(self) -> float:
-        """Of the journal's bytes."""
-        size = self._journal.stat().st_size if self._journal.is_file() else 0
-        return min(1.0, self.position / size) if size else 1.0
 
     def members(self, group: GroupId) -> list[ExecutionEntry]:
         """Executions of a group in their order."""

@@ -268,7 +268,7 @@ def test_the_demo_is_a_finished_run_with_conversations(tmp_path: Path):
 def test_a_conversation_that_is_still_being_read_comes_by_itself(browser: TestClient, monkeypatch: pytest.MonkeyPatch):
     """The script puts in what stands below `data-live-id`: the conversation has to."""
     monkeypatch.setattr("qwengyre.dashboard.execution_pages.READING_S", -1.0)
-    monkeypatch.setattr("qwengyre.dashboard.call_index.RECORDS_PER_LOOK", 1)
+    monkeypatch.setattr("qwengyre.dashboard.journal_follower.RECORDS_PER_LOOK", 1)
     first = browser.get("/run/second/executions/e000011-1").text
     assert "Still reading" in first and 'data-live="1"' in first
     monkeypatch.undo()
