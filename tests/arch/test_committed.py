@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +16,20 @@ TEXT_SUFFIXES = frozenset(
     {".py", ".md", ".toml", ".txt", ".sh", ".json", ".jsonl", ".yml", ".yaml", ".cfg", ".html", ".cpp", ".c", ".jinja", ""}
 )
 MAX_FILE_BYTES = 2_000_000
+MADE_FOLDERS = frozenset({"__pycache__", "runs", "node_modules", "build", "dist"})
 
 
 def committed() -> list[str]:
-    done = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=True)
-    return [name for name in done.stdout.splitlines() if (ROOT / name).is_file()]
+    """What git knows of; in sources without git, or of another owner, all that is not in a hidden or a made folder."""
+    done = subprocess.run(["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True)
+    names = done.stdout.splitlines() if done.returncode == 0 else list(unpacked())
+    return [name for name in names if (ROOT / name).is_file()]
+
+
+def unpacked() -> Iterator[str]:
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in MADE_FOLDERS]
+        yield from (str((Path(folder) / name).relative_to(ROOT)) for name in names if not name.endswith(".pyc"))
 
 
 FILES = committed()
