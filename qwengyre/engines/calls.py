@@ -104,7 +104,10 @@ def make_pass(decoding: list[Call], pieces: list[PromptPiece], table_RB: np.ndar
             wanted.append(len(token_ids) - 1)
             calls.append(piece.call)
     return Pass(
-        *(np.array(values, np.int64) for values in (token_ids, positions, slots, wanted)),
+        token_ids=np.array(token_ids, np.int64),
+        positions=np.array(positions, np.int64),
+        slots=np.array(slots, np.int64),
+        wanted=np.array(wanted, np.int64),
         table_RB=table_RB,
         temperatures=[call.sampling.temperature for call in calls],
         draws=[call.draw() for call in calls],

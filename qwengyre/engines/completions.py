@@ -28,6 +28,9 @@ PATIENT_S: Final = 3600.0
 """As long as a call may be held: a server that is busy with others answers late."""
 _TOO_LONG: Final = re.compile(r"maximum context length (?:is|of) (\d+)")
 
+Said = asyncio.Queue[TokenChunk | EngineError | None]
+"""What has come back of one call; None is its end."""
+
 
 class _Logprobs(msgspec.Struct):
     token_logprobs: list[float]
@@ -69,7 +72,7 @@ class CompletionsEngine:
         prompt = np.frombuffer(request.token_ids, TOKEN)
         self._accept(request.request_id, len(prompt))
         self._counts["tokens_prefilled"] += len(prompt)
-        chunks: asyncio.Queue[TokenChunk | EngineError | None] = asyncio.Queue()
+        chunks: Said = asyncio.Queue()
         asking = asyncio.create_task(self._ask(request, prompt, chunks))
         asking.add_done_callback(lambda _: chunks.put_nowait(None))
         self._requests[request.request_id] = asking
@@ -128,7 +131,7 @@ class CompletionsEngine:
         if num_tokens >= self._max_context_tokens:
             raise ContextOverflow(num_tokens=num_tokens, max_tokens=self._max_context_tokens - 1)
 
-    def _body(self, request: GenerateRequest, prompt: np.ndarray) -> dict:
+    def _body(self, request: GenerateRequest, prompt: np.ndarray) -> dict[str, object]:
         """`return_token_ids` is vLLM's; start it with `--logprobs-mode processed_logprobs`, so that they are of what was sampled."""
         sampling = request.sampling
         return {
@@ -145,7 +148,7 @@ class CompletionsEngine:
             "stream": True,
         }
 
-    async def _ask(self, request: GenerateRequest, prompt: np.ndarray, chunks: asyncio.Queue) -> None:
+    async def _ask(self, request: GenerateRequest, prompt: np.ndarray, chunks: Said) -> None:
         """Put what the server says into `chunks`, an error as the last of it. Cancelled by `abort`."""
         try:
             async with self._http.stream("POST", "completions", json=self._body(request, prompt)) as response:
@@ -160,7 +163,7 @@ class CompletionsEngine:
         except EngineError as error:
             chunks.put_nowait(error)
 
-    def _put(self, request_id: str, data: str, chunks: asyncio.Queue) -> None:
+    def _put(self, request_id: str, data: str, chunks: Said) -> None:
         event = msgspec.json.decode(data, type=_Event)
         if event.error is not None:
             raise EngineError(f"{self._http.base_url}: {event.error.get('message', event.error)}")

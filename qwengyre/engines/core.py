@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,10 +19,11 @@ from qwengyre.engines.api import FinishReason, GenerateRequest, TokenChunk
 from qwengyre.engines.calls import Call, Counts, PromptPiece, make_pass
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.kv import PrefixCache
-from qwengyre.engines.model import Read
+from qwengyre.engines.model import Read, ReadPieces
 from qwengyre.engines.passes import Pass, ServableModel
 from qwengyre.engines.state_cache import StateCache
 from qwengyre.models.probe import Probe
+from qwengyre.transfer.api import Pieces
 
 
 class EngineCore:
@@ -31,12 +31,11 @@ class EngineCore:
 
     def __init__(self, spec: ServableModel, config: EngineConfig, *, version: int):
         self.spec, self.config, self.version = spec, config, version
-        self.weights, self.memory, self.forward, self.states = spec.open(config)
-        if self.states is None:
-            self.cache = PrefixCache(config.kv_blocks, config.block_size)
-        else:
-            snapshots = range(config.max_running, config.max_running + config.state_snapshots)
-            self.cache = StateCache(config.kv_blocks, config.block_size, snapshots)
+        self.weights, self.memory, self.forward, states = spec.open(config)
+        snapshots = range(config.max_running, config.max_running + config.state_snapshots)
+        self.recurrent = StateCache(config.kv_blocks, config.block_size, states, snapshots) if states else None
+        """None for a model that keeps no states."""
+        self.cache = self.recurrent or PrefixCache(config.kv_blocks, config.block_size)
         self.counts = Counts()
         self.waiting: deque[Call] = deque()
         self.running: list[Call] = []
@@ -82,7 +81,7 @@ class EngineCore:
                 call.computed += 1
             for piece in pieces:
                 self._count(piece)
-                if piece.is_last or self.states is not None:
+                if piece.is_last or self.recurrent:
                     self._remember_blocks(piece.call)
             ending = [piece.call for piece in pieces if piece.is_last]
             for call, token, logprob in zip(decoding + ending, tokens, logprobs, strict=True):
@@ -141,8 +140,8 @@ class EngineCore:
         size = self.config.block_size
         blocks = self.cache.take_many(-(-len(token_ids) // size))
         ids = np.array(token_ids[: len(blocks) * size], np.int64)
-        if self.states is not None:
-            self.states.clear(0)
+        if self.recurrent:
+            self.recurrent.states.clear(0)
         at = np.arange(len(ids))
         batch = Pass(
             *(ids, at, np.zeros_like(at), at[:-1], np.array([blocks], np.int64)),
@@ -153,9 +152,10 @@ class EngineCore:
         )
         logprobs_TV = self.forward.logits(batch).log_softmax(-1)
         self.cache.drop(blocks)
-        return logprobs_TV.numpy()[at[:-1], ids[1:]].tolist()
+        found: list[float] = logprobs_TV.numpy()[at[:-1], ids[1:]].tolist()
+        return found
 
-    def import_blocks(self, token_ids: np.ndarray, read: Read) -> int:
+    def import_blocks(self, token_ids: np.ndarray, read: ReadPieces) -> int:
         """Put keys and values computed elsewhere into the cache; return the number of leading tokens now cached.
 
         `read(into)` fetches regions as `KVMemory.regions` names them, straight into the blocks. What finds no room is left out.
@@ -167,7 +167,7 @@ class EngineCore:
             return known
         blocks = self.cache.take_many(wanted)
         num_tokens = min(len(token_ids), len(blocks) * size)
-        if self.states is not None and num_tokens < len(token_ids):
+        if self.recurrent and num_tokens < len(token_ids):
             num_tokens = 0
         try:
             if num_tokens > known:
@@ -177,29 +177,29 @@ class EngineCore:
             self.cache.drop(blocks)
         return max(known, num_tokens)
 
-    def export_regions(self, token_ids: np.ndarray) -> tuple[int, dict[str, Any]]:
+    def export_regions(self, token_ids: np.ndarray) -> tuple[int, dict[str, Pieces]]:
         """How many leading tokens are cached, and the memory that holds them, as regions."""
         blocks, num_tokens = self.cache.match(token_ids)
         if not num_tokens:
             return 0, {}
         regions = self.memory.regions(blocks)
-        if self.states is not None:
-            regions |= self.states.regions(self.cache.snapshot(token_ids[:num_tokens]))
+        if self.recurrent:
+            regions |= self.recurrent.states.regions(self.recurrent.snapshot(token_ids[:num_tokens]))
         return num_tokens, regions
 
-    def _import(self, token_ids: np.ndarray, blocks: list[int], num_more: int, read: Read) -> None:
+    def _import(self, token_ids: np.ndarray, blocks: list[int], num_more: int, read: ReadPieces) -> None:
         regions = self.memory.regions(blocks, num_more=num_more)
-        if self.states is None:
+        if self.recurrent is None:
             read(regions)
             self.cache.adopt(token_ids, blocks)
             return
-        slot = self.cache.take_snapshot()
+        slot = self.recurrent.take_snapshot()
         try:
-            read(regions | self.states.regions(slot))
+            read(regions | self.recurrent.states.regions(slot))
         except BaseException:
-            self.cache.give_snapshot_back(slot)
+            self.recurrent.give_snapshot_back(slot)
             raise
-        self.cache.keep(token_ids, blocks, slot)
+        self.recurrent.keep(token_ids, blocks, slot)
 
     def _admit(self) -> None:
         """Give slots to waiting calls, in order, with what the cache knows of them."""
@@ -213,20 +213,20 @@ class EngineCore:
             self._table_RB[call.slot, : len(blocks)] = blocks
             if num_cached % self.config.block_size:
                 self._own_last_block(call)
-            if self.states is not None:
-                self._start_state(call, num_cached)
+            if self.recurrent:
+                self._start_state(self.recurrent, call, num_cached)
             if call.is_new:
                 call.is_new, call.cached, call.first_routed = False, call.computed, call.computed
                 self.counts.tokens_cached += call.computed
 
-    def _start_state(self, call: Call, num_cached: int) -> None:
+    def _start_state(self, cache: StateCache, call: Call, num_cached: int) -> None:
         """The state after the tokens that are cached; without it, from the beginning."""
         if num_cached and call.computed == num_cached:
-            self.states.copy(self.cache.snapshot(call.tokens[:num_cached]), call.slot)
+            cache.states.copy(cache.snapshot(call.tokens[:num_cached]), call.slot)
             return
-        self.cache.drop(call.blocks)
+        cache.drop(call.blocks)
         call.blocks, call.computed = [], 0
-        self.states.clear(call.slot)
+        cache.states.clear(call.slot)
 
     def _own_last_block(self, call: Call) -> None:
         """Copy the last block, which is shared and not full: the call will write to it."""
@@ -268,7 +268,7 @@ class EngineCore:
 
     def _piece_length(self, call: Call, most: int) -> int:
         """Up to `most` tokens; where states are kept, to the end of a block, so that there is a state for what others share."""
-        if self.states is None or not most:
+        if not self.recurrent or not most:
             return most
         size, end = self.config.block_size, call.computed + most
         stop = (end - (end == call.size)) // size * size
@@ -341,10 +341,10 @@ class EngineCore:
 
     def _remember(self, call: Call, num_tokens: int) -> None:
         """Make the first tokens of a call known to the cache; where states are kept, only all that it has computed can be."""
-        if self.states is None:
+        if self.recurrent is None:
             self.cache.adopt(call.tokens[:num_tokens], call.blocks)
         elif num_tokens == call.computed and num_tokens:
-            slot = self.cache.take_snapshot()
-            self.states.copy(call.slot, slot)
-            self.cache.keep(call.tokens[:num_tokens], call.blocks, slot)
+            slot = self.recurrent.take_snapshot()
+            self.recurrent.states.copy(call.slot, slot)
+            self.recurrent.keep(call.tokens[:num_tokens], call.blocks, slot)
         self._table_RB[call.slot, : len(call.blocks)] = call.blocks

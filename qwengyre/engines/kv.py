@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from qwengyre.engines.model import ModelSpec
+from qwengyre.transfer.api import Pieces
 
 EVICT_AT_ONCE = 16
 """Blocks given up together in a large cache, so that those handed out next lie side by side."""
@@ -35,12 +36,13 @@ class BlockMemory:
         self.layers, self.num_blocks, self.block_size = list(layers), num_blocks, block_size
         self.num_bytes = 4 * sum(layer.numel() for layer in self.layers)
 
-    def regions(self, blocks: Sequence[int], num_more: int = 0) -> dict[str, list[np.ndarray]]:
+    def regions(self, blocks: Sequence[int], num_more: int = 0) -> dict[str, Pieces]:
         """The memory of these blocks, to be exposed or read into: a region for each layer, a piece for each run of blocks.
 
         `num_more` blocks of scratch memory follow: a region is read whole, though not all of it is wanted.
         """
-        parts, found = runs(blocks), {}
+        parts = runs(blocks)
+        found: dict[str, Pieces] = {}
         for index, layer in enumerate(self.layers):
             content = layer.numpy()
             more = [np.empty((num_more, *content.shape[1:]), np.float32)] if num_more else []

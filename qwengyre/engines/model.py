@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from qwengyre.core.errors import ModelRefused
 from qwengyre.models.config_file import NEEDED, read_config_file, require
 from qwengyre.models.weight_files import weight_files
+from qwengyre.transfer.api import Pieces
 
 if TYPE_CHECKING:
     from qwengyre.engines.config import EngineConfig
@@ -35,6 +36,8 @@ BEFORE = {
 """The norm that is folded into a matrix."""
 Read = Callable[[dict[str, np.ndarray]], object]
 """Fetches parameters into the arrays given."""
+ReadPieces = Callable[[dict[str, Pieces]], object]
+"""Fetches blocks and states into the memory given."""
 
 
 class ModelSpec(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from qwengyre.engines.config import EngineConfig
     from qwengyre.engines.kv import BlockMemory
     from qwengyre.engines.model import Read
+    from qwengyre.transfer.api import Pieces
 
 
 @dataclass(slots=True)
@@ -89,7 +90,7 @@ class StateSlots(Protocol):
 
     def copy(self, source: int, destination: int) -> None: ...
 
-    def regions(self, slot: int) -> dict[str, np.ndarray]:
+    def regions(self, slot: int) -> dict[str, Pieces]:
         """The memory of one slot, to be exposed or read into."""
         ...
 

@@ -122,7 +122,7 @@ class RemoteEngine:
         except QwenGyreError as error:
             raise _as_an_engines(error) from error
 
-    def _on_message(self, message: Status | Chunks | Failed) -> None:
+    def _on_message(self, message: msgspec.Struct) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         match message:
             case Chunks():

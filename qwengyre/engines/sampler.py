@@ -14,7 +14,8 @@ def uniforms(seed: int, block: int) -> list[float]:
     Philox is counter-based: (seed, block) is its key, so no state travels with a call that moves.
     """
     generator = np.random.Generator(np.random.Philox(key=np.array([seed & (2**64 - 1), block], dtype=np.uint64)))
-    return generator.random(DRAWS).tolist()
+    numbers: list[float] = generator.random(DRAWS).tolist()
+    return numbers
 
 
 def sample(logits: torch.Tensor, temperatures: list[float], draws: list[float]) -> tuple[list[int], list[float]]:

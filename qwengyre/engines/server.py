@@ -53,10 +53,11 @@ class _Peer(Service):
     """One connection: its calls die with it."""
 
     messages = (StartCall,)
+    _connection: Connection
+    """Since `begin`: nobody is answered before."""
 
     def __init__(self, engine: Serving):
         self.engine = engine
-        self._connection: Connection | None = None
         self._tasks: dict[object, asyncio.Task[None]] = {}
         self._outgoing: list[TokenChunk] = []
         super().__init__({kind: self._answering(operation) for kind, operation in OPERATIONS.items()})
@@ -65,7 +66,8 @@ class _Peer(Service):
         self._connection = connection
         self._spawn("heartbeat", self._heartbeat())
 
-    def hear(self, message: StartCall) -> None:
+    def hear(self, message: msgspec.Struct) -> None:
+        assert isinstance(message, StartCall), "`messages` has nothing else"
         self._spawn(message.request.request_id, self._generate(message))
 
     def end(self) -> None:

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from qwengyre.engines.kv import Node, PrefixCache
+from qwengyre.engines.passes import StateSlots
 
 
 class StateCache(PrefixCache):
-    def __init__(self, num_blocks: int, block_size: int, snapshots: Sequence[int]):
-        """`snapshots`: slots of state memory that are for the cache to give out."""
+    def __init__(self, num_blocks: int, block_size: int, states: StateSlots, snapshots: Sequence[int]):
+        """`snapshots`: slots of `states` that are for the cache to give out."""
         super().__init__(num_blocks, block_size)
+        self.states = states
         self._free_snapshots = list(snapshots)
         self._snapshots: OrderedDict[Node, int] = OrderedDict()
         """The slot of the state after each node that has one, that not used for longest first."""
@@ -55,17 +57,21 @@ class StateCache(PrefixCache):
 
     def _known(self, token_ids: np.ndarray) -> list[Node]:
         """The nodes on the way to the last kept state. A block that is not full may hold it, beside one that goes on."""
-        node, start, way, best = self._root, 0, [], []
-        while True:
+        node: Node | None = self._root
+        start = 0
+        way: list[Node] = []
+        best: list[Node] = []
+        while node is not None:
             rest = token_ids[start : start + self.block_size].tobytes()
             ends = [child for key, child in node.children.items() if child in self._snapshots and rest.startswith(key)]
             if ends:
                 best = [*way, max(ends, key=lambda end: len(end.key))]
             node = node.children.get(rest)
             if node is None or len(rest) < self.block_size * token_ids.itemsize:
-                return best
+                break
             way.append(node)
             start += self.block_size
+        return best
 
     def _forget(self, node: Node) -> None:
         super()._forget(node)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -22,7 +23,7 @@ Attend = Callable[[int, torch.Tensor], torch.Tensor]
 class TorchForward:
     """Reads `weights` and writes `memory` in place."""
 
-    routes = None
+    routes: np.ndarray | None = None
 
     def __init__(self, weights: EngineWeights, memory: KVMemory):
         self.weights, self.spec = weights, weights.spec

@@ -61,8 +61,8 @@ class Carrier(Protocol):
         """Fence readers before the owner changes the bytes: a read that overlaps raises StaleRead."""
         ...
 
-    def read(self, exposure: Exposure, into: Mapping[str, Pieces] | None = None) -> dict[str, Pieces]:
-        """Read all regions, or those named in `into`, without the owner's help; return what was read, by region.
+    def read(self, exposure: Exposure, into: Mapping[str, Pieces] | None = None) -> dict[str, np.ndarray]:
+        """Read all regions, or those named in `into`, without the owner's help; return the arrays, by region: all but those in pieces.
 
         Raises StaleRead when version or epoch changed before or during the read, or the memory was released;
         TransferError when the owner cannot be reached within the deadline.

@@ -68,6 +68,11 @@ def destinations(exposure: Exposure, into: Mapping[str, Pieces] | None) -> dict[
     return targets
 
 
+def whole_arrays(targets: Mapping[Region, Pieces]) -> dict[str, np.ndarray]:
+    """By name, what lies in one array each."""
+    return {region.name: value for region, value in targets.items() if isinstance(value, np.ndarray)}
+
+
 def _dtype_and_shape(pieces: list[np.ndarray]) -> tuple[str, tuple[int, ...]]:
     """Of all pieces together. Raises TransferError when they do not fit one another."""
     first = pieces[0]

@@ -25,7 +25,7 @@ import numpy as np
 from qwengyre.core.errors import StaleRead, TransferError
 from qwengyre.transfer.api import Exposure, Pieces, Region
 from qwengyre.transfer.header import HEADER, HEADER_BYTES, Fence, check_fence
-from qwengyre.transfer.layout import copy_pieces, destinations, lay_out, pieces_of, views
+from qwengyre.transfer.layout import copy_pieces, destinations, lay_out, pieces_of, views, whole_arrays
 
 HCA_DIR: Final = Path("/sys/class/infiniband")
 NUM_SLOTS: Final = 4096
@@ -120,7 +120,7 @@ class MooncakeCarrier:
         self._write_header(segment, segment.fence.rest(version))
         return msgspec.structs.replace(exposure, version=version)
 
-    def read(self, exposure: Exposure, into: Mapping[str, Pieces] | None = None) -> dict[str, Pieces]:
+    def read(self, exposure: Exposure, into: Mapping[str, Pieces] | None = None) -> dict[str, np.ndarray]:
         targets = destinations(exposure, into)
         place = _Place.parse(exposure.location)
         before = self._checked_header(place, exposure)
@@ -129,7 +129,7 @@ class MooncakeCarrier:
             raise StaleRead(f"{exposure.location} was rewritten during the read")
         if not is_whole:
             raise TransferError(f"{place.server} did not send all of {exposure.num_bytes} bytes")
-        return {region.name: value for region, value in targets.items()}
+        return whole_arrays(targets)
 
     def view(self, exposure: Exposure) -> None:
         """Never: the bytes lie elsewhere."""

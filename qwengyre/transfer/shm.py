@@ -24,7 +24,7 @@ import numpy as np
 from qwengyre.core.errors import StaleRead, TransferError
 from qwengyre.transfer.api import Exposure, Pieces
 from qwengyre.transfer.header import HEADER, HEADER_BYTES, Fence, check_fence
-from qwengyre.transfer.layout import as_bytes, destinations, lay_out, pieces_of, views
+from qwengyre.transfer.layout import as_bytes, destinations, lay_out, pieces_of, views, whole_arrays
 
 SHM_DIR = Path("/dev/shm")
 MAGIC = 0x51574E4759524531
@@ -120,14 +120,14 @@ class ShmCarrier:
         segment.write_header(segment.fence.rest(version))
         return msgspec.structs.replace(exposure, version=version)
 
-    def read(self, exposure: Exposure, into: Mapping[str, Pieces] | None = None) -> dict[str, Pieces]:
+    def read(self, exposure: Exposure, into: Mapping[str, Pieces] | None = None) -> dict[str, np.ndarray]:
         targets = destinations(exposure, into)
         with _fenced(exposure) as fd:
             for region, value in targets.items():
                 pieces = [as_bytes(piece) for piece in pieces_of(value)]
                 if _in_batches(os.preadv, fd, pieces, HEADER_BYTES + region.offset) < region.num_bytes:
                     raise StaleRead(f"{exposure.location} ends before region {region.name!r}")
-        return {region.name: value for region, value in targets.items()}
+        return whole_arrays(targets)
 
     def view(self, exposure: Exposure) -> dict[str, np.ndarray]:
         with _fenced(exposure) as fd:

@@ -25,7 +25,7 @@ import numpy as np
 from qwengyre.core.errors import StaleRead, TransferError
 from qwengyre.rpc.doorway import shut
 from qwengyre.transfer.api import Exposure, Pieces
-from qwengyre.transfer.layout import as_bytes, copy_pieces, destinations, lay_out, pieces_of, views
+from qwengyre.transfer.layout import as_bytes, copy_pieces, destinations, lay_out, pieces_of, views, whole_arrays
 
 log = logging.getLogger(__name__)
 OK, STALE = b"\0", b"\1"
@@ -108,7 +108,7 @@ class TcpCarrier:
         segment.sequence = (segment.sequence | 1) + 1
         return msgspec.structs.replace(exposure, version=version)
 
-    def read(self, exposure: Exposure, into: Mapping[str, Pieces] | None = None) -> dict[str, Pieces]:
+    def read(self, exposure: Exposure, into: Mapping[str, Pieces] | None = None) -> dict[str, np.ndarray]:
         targets = destinations(exposure, into)
         address, _, name = exposure.location.rpartition("/")
         host, _, port = address.rpartition(":")
@@ -126,7 +126,7 @@ class TcpCarrier:
             raise TransferError(f"{address} did not send within {self._deadline_s} s") from error
         except OSError as error:
             raise TransferError(f"{address} cannot be read: {error}") from error
-        return {region.name: value for region, value in targets.items()}
+        return whole_arrays(targets)
 
     def view(self, exposure: Exposure) -> None:
         """Never: the bytes lie elsewhere."""

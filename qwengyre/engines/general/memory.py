@@ -7,11 +7,11 @@ scan[i]        (slots, ...)
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from qwengyre.engines.general.shapes import Shapes
 from qwengyre.engines.kv import BlockMemory, untouched
+from qwengyre.transfer.api import Pieces
 
 
 class GeneralMemory(BlockMemory):
@@ -38,7 +38,7 @@ class StateMemory:
         for part in self._parts():
             part[destination] = part[source]
 
-    def regions(self, slot: int) -> dict[str, np.ndarray]:
+    def regions(self, slot: int) -> dict[str, Pieces]:
         """The memory of one slot, to be exposed or read into."""
         return {f"state.{index}": part[slot].numpy() for index, part in enumerate(self._parts())}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,13 +26,16 @@ from qwengyre.models.follow import sentence, take_over
 from qwengyre.models.load import load
 from qwengyre.models.plan import following
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 FORMAT = "general float32, token by token, 1"
 
 
 class GeneralModel:
     """Loaded once for each engine; its weights have memory while it serves."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: PreTrainedModel):
         """Take over `model`, a causal LM of transformers in float32. Raises ModelRefused."""
         self.model, name = model, type(model).__name__
         try:

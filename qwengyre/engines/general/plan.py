@@ -163,4 +163,5 @@ def _explicit(query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scores
         sink = scores.sinks_H.to(product.dtype).view(1, key.shape[1], -1, 1, 1).expand(*product.shape[:-1], 1)
         product = torch.cat([product, sink], -1)
     weight = product.softmax(-1)[..., : key.shape[2]]
-    return (weight @ value[:, :, None]).flatten(1, 2)
+    out: Tensor = weight @ value[:, :, None]
+    return out.flatten(1, 2)

@@ -69,7 +69,8 @@ def _logits(
         num_decoding=num_decoding,
         pieces=[] if num_decoding else pieces,
     )
-    return opened.forward.logits(batch).unflatten(0, (len(texts), -1))
+    logits: torch.Tensor = opened.forward.logits(batch).unflatten(0, (len(texts), -1))
+    return logits
 
 
 @torch.inference_mode()

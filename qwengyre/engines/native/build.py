@@ -32,10 +32,10 @@ def library() -> ctypes.CDLL | None:
         )
         return None
     try:
-        path = _cache_dir() / f"qwen3-{_key(compiler)}.so"
-        if not path.exists():
-            _compile(compiler, path)
-        return ctypes.CDLL(str(path))
+        built = _cache_dir() / f"qwen3-{_key(compiler)}.so"
+        if not built.exists():
+            _compile(compiler, built)
+        return ctypes.CDLL(str(built))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or str(error)
         log.warning("native_kernels_missing", extra={"reason": f"{compiler}: {detail}"})

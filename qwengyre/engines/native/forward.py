@@ -48,7 +48,7 @@ def is_supported(spec: ModelSpec) -> bool:
 class NativeForward:
     """Packs the weights for the kernels; `refresh` after every change of `weights`."""
 
-    routes = None
+    routes: np.ndarray | None = None
 
     def __init__(self, weights: EngineWeights, memory: KVMemory):
         kernels = library()

@@ -122,7 +122,7 @@ def kv_bytes(model_dir: Path, config: EngineConfig) -> int:
     model = text_config(model_dir)
     heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
-    per_token = 2 * model.num_hidden_layers * heads * width * item_bytes(config)
+    per_token: int = 2 * model.num_hidden_layers * heads * width * item_bytes(config)
     return config.kv_blocks * config.block_size * per_token
 
 

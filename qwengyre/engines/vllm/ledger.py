@@ -32,7 +32,7 @@ class Scheduled:
 
 @dataclass
 class _Row:
-    tokens: array = field(default_factory=lambda: array("i"))
+    tokens: array[int] = field(default_factory=lambda: array("i"))
     """int32, computed tokens only."""
     blocks: list[int] = field(default_factory=list)
     is_live: bool = True
@@ -81,7 +81,7 @@ class BlockLedger:
         for name in ended[: max(0, len(ended) - self.max_ended)]:
             self._drop(name)
 
-    def match(self, token_ids: Sequence[int]) -> tuple[list[int], int]:
+    def match(self, token_ids: Sequence[int] | np.ndarray) -> tuple[list[int], int]:
         """Blocks and length of the longest computed prefix of `token_ids`."""
         wanted = np.asarray(token_ids, np.int32)
         blocks: list[int] = []

@@ -31,7 +31,8 @@ class VLLMProcess:
 
     @property
     def pid(self) -> int:
-        return self.llm.engine_core.resources.engine_manager.processes[0].pid
+        pid: int = self.llm.engine_core.resources.engine_manager.processes[0].pid
+        return pid
 
     async def set_up(self, setup: Setup) -> None:
         """Tell the worker who it works for, and let the kernels get ready: the first pass takes seconds."""

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -54,7 +55,14 @@ def replies(method: Callable[..., Reply]) -> Callable[..., bytes]:
 
 
 class WorkerExtension:
-    """Mixed into vLLM's worker class. `self.model_runner` and `self.device` are the worker's."""
+    """Mixed into vLLM's worker class, which has these already."""
+
+    rank: int
+    device: torch.device
+    model_runner: Any  # vLLM tells no types where it is not installed
+    weight_transfer_engine: SnapshotTransfer
+    sleep: Callable[[int], None]
+    wake_up: Callable[[list[str]], None]
 
     @replies
     def qg_setup(self, setup: bytes) -> Reply:
@@ -87,7 +95,7 @@ class WorkerExtension:
         lying = np.asarray(blocks)[order].tolist()
         pieces = runs(lying)
         regions = {layer: _rows(cache, lying, pieces) for layer, cache in connector.caches.items()}
-        known = {TOKENS: np.ascontiguousarray(wanted[:num_tokens]), ORDER: order}
+        known: dict[str, Pieces] = {TOKENS: np.ascontiguousarray(wanted[:num_tokens]), ORDER: order}
         exposure = self.qg_carrier.expose(known | regions, version=version, epoch=KV_EPOCH)
         self.qg_exports[handle_id] = exposure
         return Reply(handle=KVHandle(handle_id, exposure, num_tokens, self.qg.fingerprint, version))
@@ -106,9 +114,9 @@ class WorkerExtension:
         content = self.qg_carrier.view(given.exposure) if self.device.type == "cpu" else None
         buffer = None
         if content is None:
-            arrays, buffer = connector.staging.take(shapes)
-            arrays |= {TOKENS: np.empty(given.num_tokens, np.int32), ORDER: np.empty(num_blocks, np.int64)}
-            content = self.qg_carrier.read(given.exposure, arrays)
+            content, buffer = connector.staging.take(shapes)
+            content |= {TOKENS: np.empty(given.num_tokens, np.int32), ORDER: np.empty(num_blocks, np.int64)}
+            self.qg_carrier.read(given.exposure, content)
         connector.imports[given.handle_id] = Import(content, content[ORDER], buffer)
         return Reply(token_ids=content[TOKENS].tobytes())
 
@@ -150,7 +158,7 @@ class WorkerExtension:
         if self.device.type == "cpu":
             _restore_storages(self._qg_tensors()[tag], self.qg_shrunk[tag])
         else:
-            self.wake_up(tags=[tag])
+            self.wake_up([tag])
         return Reply()
 
     @replies
