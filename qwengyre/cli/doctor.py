@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qwengyre.cli.json_output import STDOUT, JsonTarget, write_json
-from qwengyre.cli.output import say
+from qwengyre.cli.output import say, say_progress
 from qwengyre.core.errors import ConfigError
 from qwengyre.doctor.finding import Finding, examine
 
@@ -113,7 +113,7 @@ def _of_run(run_file: Path, overrides: list[str], device_gb: float, speeds: Spee
     from qwengyre.doctor.fit import fit, measure_model, room_here
     from qwengyre.runtime.run_config import load_run
 
-    config = load_run(run_file, overrides)
+    config = load_run(run_file, overrides, say_progress)
     if not config.policy.model:
         raise ConfigError("a run without a model warms one up that fits every machine: name a folder", key="policy.model")
     model = measure_model(Path(config.policy.model), config.trainer)

@@ -14,7 +14,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from qwengyre.cli.output import say, write_text
+from qwengyre.cli.output import say, say_progress, write_text
 from qwengyre.cli.train import run_in
 from qwengyre.config.dump import dump_toml
 from qwengyre.core.errors import ConfigError, EngineError
@@ -86,7 +86,7 @@ def evaluate(
         changes += ["tasks.family=", f"tasks.train={json.dumps(str(tasks))}", f"tasks.held_out={json.dumps(str(tasks))}"]
     if model is not None:
         changes.append(f"policy.model={json.dumps(str(model))}")
-    config = load_run(run_file, changes)
+    config = load_run(run_file, changes, say_progress)
     if engine:
         config = asyncio.run(_served(config, engine, served_as))
     runtime = msgspec.structs.replace(config.runtime, name=f"{config.runtime.name}-evaluation")

@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from qwengyre.cli.options import named_as
-from qwengyre.cli.output import say
+from qwengyre.cli.output import say, say_progress
 from qwengyre.config.load import loads
 from qwengyre.core.errors import ConfigError, EngineError, EngineUnavailable
 from qwengyre.core.ids import ExecutionId, ServerId
@@ -25,6 +25,7 @@ from qwengyre.engines.completions import CompletionsEngine, ServedModel, choose_
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
 from qwengyre.gateway.serve import GatewayServer
+from qwengyre.models.hub import folder_of
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trajectory.records import Opened
 
@@ -45,7 +46,7 @@ def gateway(
     engine: Annotated[
         str, typer.Option(help="Base URL of a completions server that knows token ids, such as http://host:8000/v1.")
     ],
-    model: Annotated[Path, typer.Option(help="Folder with the model's tokenizer.json.")],
+    model: Annotated[Path, typer.Option(help="Folder with the model's tokenizer.json, or its name on the hub.")],
     served_as: Annotated[str, typer.Option(help="The model's name at that server, where it serves several.")] = "",
     out: Out = Path("gateway-run"),
     execution: Executions = None,
@@ -64,12 +65,14 @@ def gateway(
         raise ConfigError(f"{engine!r} is not a URL: it begins with http:// or https://", key="--engine")
     settings = read_settings(overrides, renderer, max_context_tokens)
     target = Target(url=engine.rstrip("/") + "/", key=api_key, served_as=served_as)
-    config = process_config(model, out, port, settings.gateway)
+    config = process_config(folder_of(model, say_progress), out, port, settings.gateway)
     run_alone(config, lambda: completions_engine(config, target), execution or ["main"], temperature)
 
 
 def serve(
-    model: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a model, such as a checkpoint of a run.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="Folder of a model, such as a checkpoint of a run, or a name on the hub.")
+    ],
     out: Out = Path("gateway-run"),
     execution: Executions = None,
     port: Port = 8100,
@@ -87,6 +90,7 @@ def serve(
     settings = read_settings(overrides, renderer, max_context_tokens)
     if settings.engine.engine != "embedded":
         raise ConfigError("`serve` has the embedded engine only: put `qwengyre gateway` before another", key="engine.engine")
+    model = folder_of(model, say_progress)
     config = process_config(model, out, port, settings.gateway)
 
     @contextlib.asynccontextmanager

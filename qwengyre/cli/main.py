@@ -22,6 +22,7 @@ Commands = Mapping[str, tuple[str, str]]
 """Name -> ("module:function", one line of help). A target that is itself such a table is a group of commands."""
 
 COMMANDS: Final[Commands] = {
+    "init": ("qwengyre.cli.init:init", "Write a run file, tasks and an agent to begin with."),
     "train": ("qwengyre.cli.train:train", "Train an agent: dispatch tasks to a harness, learn from what it did."),
     "evaluate": ("qwengyre.cli.evaluate:evaluate", "Score a policy or a served model on tasks, without training."),
     "run-task": ("qwengyre.cli.run_task:run_task", "Run one execution of one task, and see what the harness does."),

@@ -19,6 +19,11 @@ def say(text: str, *, lead: str = "", err: bool = False, color: str | None = Non
     typer.secho(lead + printable(text), err=err, fg=color, bold=bold or None)
 
 
+def say_progress(line: str) -> None:
+    """What goes on, on standard error: standard output is for what was asked for."""
+    say(line, err=True)
+
+
 def say_data(text: str) -> None:
     """What a program may read from standard output: as it is, but for a terminal."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)

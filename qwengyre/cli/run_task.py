@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from qwengyre.cli.output import say
+from qwengyre.cli.output import say, say_progress
 from qwengyre.core.errors import ConfigError, EngineError
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.core.records import Outcome
@@ -22,6 +22,7 @@ from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
 from qwengyre.gateway.gateway import Execution
 from qwengyre.gateway.serve import GatewayServer
+from qwengyre.models.hub import folder_of
 from qwengyre.runtime.run_config import load_run
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress
@@ -81,7 +82,7 @@ def run_task(
     trial = msgspec.structs.replace(
         trial,
         harness=msgspec.convert(msgspec.to_builtins(trial.harness) | changes, HarnessConfig),
-        model_dir=model or trial.model_dir,
+        model_dir=folder_of(model, say_progress) if model else trial.model_dir,
         url=engine or trial.url,
     )
     if not (trial.model_dir / "tokenizer.json").is_file():
@@ -99,7 +100,7 @@ def _trial(folder: Path, run_file: Path | None, overrides: list[str], keep: Path
     if run_file is None:
         harness = HarnessConfig(command=("true",))
         return Trial(task, harness, EngineConfig(), GatewayConfig(), Path(), "", 1.0, keep)
-    config = load_run(run_file, overrides)
+    config = load_run(run_file, overrides, say_progress)
     (task,) = run_on_images([task], config.sandbox, config.harness, say)
     model_dir = Path(config.policy.model)
     if not config.policy.model:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from qwengyre.cli.output import say
+from qwengyre.cli.output import say, say_progress
 from qwengyre.config.dump import dump_toml
 from qwengyre.core.errors import ConfigError, QwenGyreError
 from qwengyre.dashboard.terminal import SafeConsole
@@ -51,7 +51,7 @@ def train(
             )
             return
     else:
-        config = load_run(run_file, overrides or [])  # type: ignore[arg-type]
+        config = load_run(run_file, overrides or [], say_progress)  # type: ignore[arg-type]
         folder = RunFolder.create(runs_dir, config.runtime.name, dump_toml(config))
 
     run_in(config, folder, is_new=resume is None)

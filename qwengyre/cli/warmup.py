@@ -17,10 +17,10 @@ def warmup(
     ] = None,
 ) -> None:
     """Make the small policy that `qwengyre train RUN.toml` starts from, or find it in the cache; print its folder."""
-    from qwengyre.cli.output import say
+    from qwengyre.cli.output import say, say_progress
     from qwengyre.runtime.run_config import load_run
     from qwengyre.warmup import warm_up
 
-    config = load_run(run_file, overrides or [])
-    folder = warm_up(config.warmup, Path(config.policy.cache), config.runtime.seed, lambda line: say(line, err=True))
+    config = load_run(run_file, overrides or [], say_progress)
+    folder = warm_up(config.warmup, Path(config.policy.cache), config.runtime.seed, say_progress)
     say(str(folder))

@@ -20,6 +20,8 @@ MicroStepId = NewType("MicroStepId", str)
 LocalPath = NewType("LocalPath", str)
 """A file or folder of this machine in a run file, "" for none. Relative ones are made absolute when the run file is loaded."""
 
+ModelPlace = NewType("ModelPlace", str)
+"""A model's folder in a run file, as a LocalPath, or its name on the Hugging Face hub, "" for none."""
 Url = NewType("Url", str)
 """An address in a run file: http:// or https://, "" for none."""
 ModelName = NewType("ModelName", str)

@@ -126,9 +126,12 @@ def _check_policy(config: RunConfig) -> Mistakes:
         yield from _check_cache(config)
         return
     folder = Path(config.policy.model)
+    if not folder.is_absolute():  # of the hub, fetched when the run starts
+        return
     if not folder.is_dir():
         yield ConfigError(
-            f"{folder} does not exist: name the folder of a Hugging Face model, downloaded before", key="policy.model"
+            f"{folder} does not exist: name the folder of a Hugging Face model, or one of the hub as OWNER/NAME",
+            key="policy.model",
         )
         return
     wrong = list(_wrong_files(folder))
@@ -169,7 +172,7 @@ def _check_renderer(config: RunConfig) -> None:
 def _check_model(config: RunConfig) -> Mistakes:
     """That engine and trainer can use the policy's model, without its weights. Imports torch, which a controller does without."""
     folder = Path(config.policy.model)
-    if config.policy.model and config.engine.engine in ("embedded", "vllm") and not list(_wrong_files(folder)):
+    if folder.is_absolute() and config.engine.engine in ("embedded", "vllm") and not list(_wrong_files(folder)):
         from qwengyre.engines.served import check_folder as check_served
         from qwengyre.trainer.preflight import check_folder
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from qwengyre.core.ids import LocalPath
+from qwengyre.core.ids import LocalPath, ModelPlace
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -80,8 +80,8 @@ class TasksConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class PolicyConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The model that is trained."""
 
-    model: LocalPath = LocalPath("")
-    """Folder of a Hugging Face model and its tokenizer. Empty: `qwengyre warmup` makes a tiny one, once, in the cache, which works
+    model: ModelPlace = ModelPlace("")
+    """Folder of a Hugging Face model and its tokenizer, or its name on the hub: `Qwen/Qwen3-0.6B`, `Qwen/Qwen3-0.6B@REVISION`. Empty: `qwengyre warmup` makes a tiny one, once, in the cache, which works
     with the tools of `qwengyre_harness` and the tasks of the quickstart only."""
     temperature: float = 1.0
     """What training samples at, whatever the harness asks for."""

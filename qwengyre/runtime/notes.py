@@ -201,6 +201,8 @@ def _disk(config: RunConfig) -> Iterator[str]:
 def _warmed_up(config: RunConfig) -> Iterator[str]:
     """The policy of the warm-up has seen one harness and one family of tasks, word by word."""
     if config.policy.model:
+        if not os.path.isabs(config.policy.model):
+            yield f"policy.model: there is no folder {config.policy.model} here, so it is fetched from the hub when the run starts, and looked at then"
         return
     others = [] if any(REFERENCE_HARNESS in part for part in config.harness.command) else ["harness.command"]
     if config.tasks.family != WARMED_UP_FAMILY:

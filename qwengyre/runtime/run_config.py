@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from qwengyre.config.load import Reading, load, read
 from qwengyre.config.paths import absolute, with_absolute_paths
+from qwengyre.core.ids import ModelPlace
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.images.config import SandboxConfig
 from qwengyre.launchers.config import RayConfig
+from qwengyre.models.hub import cached, fetch, is_hub_name
 from qwengyre.runtime.config import EvaluationConfig, PolicyConfig, RuntimeConfig, TasksConfig
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.task_images import absolute_image
@@ -52,17 +55,26 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             )
 
 
-def load_run(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> RunConfig:
+def load_run(
+    path: str | Path, overrides: list[str] | tuple[str, ...] = (), progress: Callable[[str], None] = lambda line: None
+) -> RunConfig:
     """Read the run file at `path`; `overrides` are "table.key=value". Raises ConfigError with file, line and key.
 
     Relative paths, of the file as of overrides, are taken from the current folder and are absolute in what is returned, so that a run
-    can be resumed and looked at from anywhere.
+    can be resumed and looked at from anywhere. A model of the hub is fetched, of which `progress` is told; in its place stands the folder
+    of its revision.
     """
-    return _resolved(load(path, RunConfig, overrides))
+    config = _resolved(load(path, RunConfig, overrides))
+    if not is_hub_name(config.policy.model, Path.cwd()):
+        return config
+    return _with_model(config, str(fetch(config.policy.model, progress)))
 
 
 def read_run(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Reading[RunConfig]:
-    """As `load_run`, but what is wrong comes with what is right. Raises ConfigError for a file that is not TOML."""
+    """As `load_run`, but what is wrong comes with what is right, and nothing is fetched: a model of the hub that is not here yet keeps its name.
+
+    Raises ConfigError for a file that is not TOML.
+    """
     reading = read(path, RunConfig, overrides)
     return Reading(_resolved(reading.value) if reading.value is not None else None, reading.mistakes)
 
@@ -70,6 +82,8 @@ def read_run(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> R
 def _resolved(config: RunConfig) -> RunConfig:
     here = Path.cwd()
     config = with_absolute_paths(config, here)
+    if config.policy.model:
+        config = _with_model(config, place_of(config.policy.model, here))
     if config.sandbox.image:
         image = absolute_image(config.sandbox.image, here)
         config = msgspec.structs.replace(config, sandbox=msgspec.structs.replace(config.sandbox, image=image))
@@ -78,3 +92,14 @@ def _resolved(config: RunConfig) -> RunConfig:
         command = (absolute(program, here), *arguments)
         config = msgspec.structs.replace(config, harness=msgspec.structs.replace(config.harness, command=command))
     return config
+
+
+def place_of(model: str, here: Path) -> str:
+    """The absolute path of a model's folder; its name, if it is one of the hub's that was not fetched yet."""
+    if not is_hub_name(model, here):
+        return absolute(model, here)
+    return str(cached(model) or model)
+
+
+def _with_model(config: RunConfig, model: str) -> RunConfig:
+    return msgspec.structs.replace(config, policy=msgspec.structs.replace(config.policy, model=ModelPlace(model)))

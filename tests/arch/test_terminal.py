@@ -13,6 +13,7 @@ SINKS = {
         "qwengyre/gateway/__main__.py",  # printable
         "qwengyre/warmup/__main__.py",  # to a pipe, by lines of ours
         "qwengyre_harness",  # runs inside a sandbox
+        "qwengyre/cli/starter",  # runs inside a sandbox
     },
     "typer.echo": {"qwengyre/cli/output.py"},
     "typer.secho": {"qwengyre/cli/output.py"},

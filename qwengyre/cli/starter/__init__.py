@@ -1,0 +1,1 @@
+"""What `qwengyre init` copies: an agent to change, and tasks."""
