@@ -21,8 +21,8 @@ MOVERS = frozenset({"cuda", "cpu"})
 def test_every_tensor_says_where_it_is_made():
     found = []
     for module in modules(*FOLDERS):
-        for node in ast.walk(module.tree):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        for node in module.all_of(ast.Call):
+            if not isinstance(node.func, ast.Attribute):
                 continue
             owner, name = node.func.value, node.func.attr
             is_torch = isinstance(owner, ast.Name) and owner.id == "torch"

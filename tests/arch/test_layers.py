@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
 
-from tests.arch.source import ROOT, expect_none, modules
+from tests.arch.source import ROOT, Module, expect_none, imported, modules
 
 LAYERS = (
     ("core",),
@@ -29,17 +28,9 @@ def folder_of(path: tuple[str, ...]) -> str:
     return path[1] if len(path) > 2 else ""
 
 
-def imports_of(tree: ast.Module) -> list[tuple[int, str]]:
+def imports_of(module: Module) -> list[tuple[int, str]]:
     """(line, folder of the package) of all imports, also of those for type checking and inside of functions."""
-    found = []
-    for node in ast.walk(tree):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        found += [(node.lineno, name.split(".")[1]) for name in names if name.startswith("qwengyre.")]
-    return found
+    return [(line, name.split(".")[1]) for line, name in imported(module) if name.startswith("qwengyre.")]
 
 
 def test_every_folder_has_its_layer():
@@ -50,7 +41,7 @@ def test_imports_only_go_down():
     found = []
     for module in modules("qwengyre"):
         folder = folder_of(module.path.parts)
-        for line, to in imports_of(module.tree):
+        for line, to in imports_of(module):
             if folder and to in LEVEL and to != folder and LEVEL[to] >= LEVEL[folder]:
                 found.append(f"{module.path}:{line}: {folder} imports {to}, which is not below it")
     expect_none(found)
@@ -58,7 +49,7 @@ def test_imports_only_go_down():
 
 def test_the_rest_of_the_world_is_imported_by_nobody():
     """The small harness of the quickstart runs in a sandbox of its own and knows nothing of the package."""
-    expect_none([f"{m.path}:{line} imports {to}" for m in modules("qwengyre_harness") for line, to in imports_of(m.tree)])
+    expect_none([f"{m.path}:{line} imports {to}" for m in modules("qwengyre_harness") for line, to in imports_of(m)])
 
 
 def test_architecture_draws_these_layers():

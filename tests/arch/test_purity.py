@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 
-from tests.arch.source import PURE_FOLDERS, expect_none, imported, pure_modules
+from tests.arch.source import PURE_FOLDERS, dotted, expect_none, imported, pure_modules
 
 IMPURE = frozenset(
     [
@@ -57,7 +57,7 @@ def test_pure_folders_import_nothing_impure():
     found = [
         f"{m.path}:{line} imports {name}"
         for m in pure_modules()
-        for line, name in imported(m.tree)
+        for line, name in imported(m)
         if name.split(".")[0] in IMPURE and not name.startswith(PURE_PARTS)
     ]
     expect_none(found)
@@ -68,7 +68,7 @@ def test_pure_folders_import_only_pure_folders_of_ours():
     found = [
         f"{m.path}:{line} imports {name}"
         for m in pure_modules()
-        for line, name in imported(m.tree)
+        for line, name in imported(m)
         if name.startswith("qwengyre.") and not any(name == package or name.startswith(f"{package}.") for package in allowed)
     ]
     expect_none(found)
@@ -77,15 +77,15 @@ def test_pure_folders_import_only_pure_folders_of_ours():
 def test_pure_folders_open_print_and_draw_nothing():
     found = []
     for module in pure_modules():
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.Call) and impure_call(node):
-                found.append(f"{module.path}:{node.lineno} calls {ast.unparse(node.func)}")
+        for node in module.all_of(ast.Call):
+            if impure_call(node):
+                found.append(f"{module.path}:{node.lineno} calls {dotted(node.func)}")
     expect_none(found)
 
 
 def impure_call(call: ast.Call) -> bool:
     """Opens, prints, or draws from a generator that nobody seeded."""
-    name = ast.unparse(call.func)
+    name = dotted(call.func)
     if name.startswith(("np.random.", "numpy.random.")):
         return name.split(".")[-1] not in SEEDED or not (call.args or call.keywords)
     return name in FORBIDDEN_CALLS

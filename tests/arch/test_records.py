@@ -51,9 +51,7 @@ class Field(NamedTuple):
 @cache
 def fields() -> list[Field]:
     names = set(RECORDS)
-    classes = [
-        (module, node) for module in modules("qwengyre") for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)
-    ]
+    classes = [(module, node) for module in modules("qwengyre") for node in module.all_of(ast.ClassDef)]
     for _ in range(3):  # records that derive from records
         names |= {node.name for _, node in classes if _is_record(node, names)}
     return [
@@ -69,7 +67,7 @@ def fields() -> list[Field]:
 
 def read_names() -> Iterator[str]:
     for module in modules("qwengyre", "qwengyre_harness", "checks"):
-        for node in ast.walk(module.tree):
+        for node in module.all_of(ast.Attribute, ast.Constant, ast.MatchClass):
             match node:
                 case ast.Attribute(attr=name, ctx=ast.Load()):
                     yield name

@@ -5,19 +5,14 @@ from __future__ import annotations
 import ast
 import re
 
-from tests.arch.source import ROOT, expect_none, modules
+from tests.arch.source import dotted, expect_none, modules
 
 MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
 
 PACKAGES = modules("qwengyre", "qwengyre_harness")
-FUNCTIONS = [
-    (module, node)
-    for module in PACKAGES
-    for node in ast.walk(module.tree)
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-]
+FUNCTIONS = [(module, node) for module in PACKAGES for node in module.all_of(ast.FunctionDef, ast.AsyncFunctionDef)]
 
 
 def test_modules_stay_small():
@@ -51,26 +46,24 @@ def test_names_say_what_things_are():
     classes = [
         f"{m.path} {node.name}"
         for m in PACKAGES
-        for node in ast.walk(m.tree)
-        if isinstance(node, ast.ClassDef) and re.search(r"Manager|Helper|Utils?$", node.name)
+        for node in m.all_of(ast.ClassDef)
+        if re.search(r"Manager|Helper|Utils?$", node.name)
     ]
     expect_none(files + classes)
 
 
 def test_nothing_is_left_to_do():
     word = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
-    expect_none([str(m.path) for m in PACKAGES if word.search((ROOT / m.path).read_text(encoding="utf-8"))])
+    expect_none([str(m.path) for m in PACKAGES if word.search(m.text)])
 
 
 def test_only_outermost_frames_catch_everything_and_say_so():
     """A bare or catch-all except needs a comment on its line that says why."""
     found = []
     for module in PACKAGES:
-        lines = (ROOT / module.path).read_text(encoding="utf-8").splitlines()
-        for node in ast.walk(module.tree):
-            if isinstance(node, ast.ExceptHandler) and (
-                node.type is None or ast.unparse(node.type) in ("Exception", "BaseException")
-            ):
+        lines = module.text.splitlines()
+        for node in module.all_of(ast.ExceptHandler):
+            if node.type is None or dotted(node.type) in ("Exception", "BaseException"):
                 raises = any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
                 if not raises and "#" not in lines[node.lineno - 1]:
                     found.append(f"{module.path}:{node.lineno}")

@@ -16,7 +16,7 @@ def transition_tables() -> dict[str, dict]:
     """The tables of all modules that use `core.state_machine`, by full name."""
     found = {}
     for module in modules("qwengyre"):
-        if not any(name.startswith(STATE_MACHINE) for _, name in imported(module.tree)):
+        if not any(name.startswith(STATE_MACHINE) for _, name in imported(module)):
             continue
         name = ".".join(module.path.with_suffix("").parts)
         for attribute, value in vars(importlib.import_module(name)).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from tests.arch.source import expect_none, modules
+from tests.arch.source import dotted, expect_none, modules
 
 SINKS = {
     "print": {
@@ -33,8 +33,8 @@ SINKS = {
 def test_no_other_place_writes_to_a_terminal_or_into_a_page():
     found = []
     for module in modules("qwengyre", "qwengyre_harness"):
-        for node in ast.walk(module.tree):
-            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        for node in module.all_of(ast.Call):
+            name = dotted(node.func)
             if name in SINKS and not any(str(module.path).startswith(place) for place in SINKS[name]):
                 found.append(f"{module.path}:{node.lineno} calls {name}")
     expect_none(found)
