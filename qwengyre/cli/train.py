@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -15,9 +16,13 @@ from qwengyre.cli.output import say, say_progress
 from qwengyre.config.dump import dump_toml
 from qwengyre.core.errors import ConfigError, QwenGyreError
 from qwengyre.dashboard.terminal import SafeConsole
-from qwengyre.runtime.run_config import RunConfig, load_run
+from qwengyre.runtime.recovery import changes_of, key_of
+from qwengyre.runtime.run_config import RunConfig, load_run, resolved_changes
+from qwengyre.scheduler.events import CHANGEABLE
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.metrics import has_finished
+
+CHANGEABLE_KEYS: Final = tuple(key_of(name) for name in CHANGEABLE)
 
 
 def train(
@@ -41,23 +46,32 @@ def train(
         raise ConfigError("give either a run file or --resume RUN", file="qwengyre train")
     if resume is not None:
         folder = RunFolder.open_to_resume(resume)
-        config = load_run(folder.config, overrides or [])
-        _refuse_other_decisions(load_run(folder.config), config)
-        if has_finished(folder):
+        begun, before = load_run(folder.config), changes_of(folder.controller_journal)
+        config = load_run(folder.config, (*before, *(overrides or ())))
+        changes = (*before, *resolved_changes(overrides or (), config))
+        _refuse_other_decisions(load_run(folder.config, before), config)
+        if has_finished(folder) and config.scheduler.steps == load_run(folder.config, before).scheduler.steps:
             from qwengyre.dashboard.report import write_report
 
             say(
                 f"{folder.path} has finished, there is nothing to go on with; its report: {write_report(folder)}{_further(folder)}"
             )
             return
+        run_in(config, folder, is_new=False, begun=begun, changes=changes)
     else:
         config = load_run(run_file, overrides or [], say_progress)  # type: ignore[arg-type]
-        folder = RunFolder.create(runs_dir, config.runtime.name, dump_toml(config))
-
-    run_in(config, folder, is_new=resume is None)
+        run_in(config, RunFolder.create(runs_dir, config.runtime.name, dump_toml(config)), is_new=True)
 
 
-def run_in(config: RunConfig, folder: RunFolder, *, is_new: bool, on_stderr: bool = False) -> None:
+def run_in(
+    config: RunConfig,
+    folder: RunFolder,
+    *,
+    is_new: bool,
+    on_stderr: bool = False,
+    begun: RunConfig | None = None,
+    changes: Sequence[str] = (),
+) -> None:
     """Run to the end, shown on standard output or error. The folder of a new run that was refused before it began is removed again."""
     from qwengyre.dashboard.live import LiveScreen, outcome_table
     from qwengyre.dashboard.report import write_report
@@ -66,7 +80,7 @@ def run_in(config: RunConfig, folder: RunFolder, *, is_new: bool, on_stderr: boo
     stop_as_ctrl_c_does()
     try:
         with LiveScreen(SafeConsole(stderr=on_stderr)) as screen:
-            summary = run(config, folder, screen)
+            summary = run(config, folder, screen, begun=begun, changes=changes)
             write_report(folder)
             if config.scheduler.steps:
                 screen.console.print(outcome_table(summary))
@@ -82,22 +96,26 @@ def run_in(config: RunConfig, folder: RunFolder, *, is_new: bool, on_stderr: boo
 
 
 def _further(folder: RunFolder) -> str:
-    """How to train on from a finished run: its scheduler has decided all that it was asked to, so it takes another run."""
+    """How to train on from a finished run: by more steps of it, or by another run."""
     from qwengyre.trainer.checkpoint import checkpoints
 
     last = max(checkpoints(folder.checkpoints).items(), default=None)
     if last is None:
         return ""
-    return f"\nTo train on from its weights, with a new optimizer: qwengyre train {folder.config} --set policy.model={last[1]}"
+    further = f"\nTo train on with more steps: qwengyre train --resume {shlex.quote(str(folder.path))} --set scheduler.steps=N"
+    return f"{further}\nTo train on from its weights, with a new optimizer: qwengyre train {folder.config} --set policy.model={last[1]}"
 
 
 def _refuse_other_decisions(begun: RunConfig, config: RunConfig) -> None:
-    """A resume goes through the decisions of the run again: what they depend on must be as it was."""
+    """A resume goes through the decisions of the run again: what they depend on must be as it was, or change by an event."""
     for table in ("scheduler", "evaluation"):
         old, new = getattr(begun, table), getattr(config, table)
         for name in old.__struct_fields__:
-            if getattr(old, name) != getattr(new, name):
-                message = f"a run is resumed with the value it began with, {getattr(old, name)!r}; other values are for a new run"
+            if f"{table}.{name}" not in CHANGEABLE_KEYS and getattr(old, name) != getattr(new, name):
+                message = (
+                    f"a run is resumed with the value it began with, {getattr(old, name)!r}; other values are for a new run. "
+                    f"What may change: {', '.join(CHANGEABLE_KEYS)}"
+                )
                 raise ConfigError(message, key=f"{table}.{name}")
 
 

@@ -45,7 +45,7 @@ def explain(struct: type[msgspec.Struct], only: str = "") -> str:
         if default is NODEFAULT:
             lines.append(f"# {key.path[-1]} =            must be given")
         else:
-            lines.append(f"# {key.path[-1]} = {'(nothing)' if default is None else _value(default)}")
+            lines.append(f"# {key.path[-1]} = {'(nothing)' if default is None else dump_value(default)}")
     return "\n".join(lines).strip() + "\n"
 
 
@@ -69,7 +69,7 @@ def _similar(struct: type[msgspec.Struct], only: str) -> str:
 def _table(table: dict[str, Any], path: tuple[str, ...]) -> Iterator[str]:
     for name, value in table.items():
         if value is not None and not isinstance(value, dict):
-            yield f"{_key(name)} = {_value(value)}"
+            yield f"{_key(name)} = {dump_value(value)}"
     for name, value in table.items():
         if isinstance(value, dict):
             inner = (*path, name)
@@ -81,7 +81,8 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
 
 
-def _value(value: object) -> str:
+def dump_value(value: object) -> str:
+    """As the right side of an assignment in TOML. Raises TypeError for what cannot stand there: None."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -92,9 +93,9 @@ def _value(value: object) -> str:
         case str():
             return _string(value)
         case list() | tuple():
-            return "[" + ", ".join(_value(item) for item in value) + "]"
+            return "[" + ", ".join(dump_value(item) for item in value) + "]"
         case dict():
-            inner = ", ".join(f"{_key(name)} = {_value(item)}" for name, item in value.items() if item is not None)
+            inner = ", ".join(f"{_key(name)} = {dump_value(item)}" for name, item in value.items() if item is not None)
             return "{ " + inner + " }" if inner else "{}"
     raise TypeError(f"{type(value).__name__} cannot stand in TOML")
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from qwengyre.config.recorded import RecordedConfig
 from qwengyre.core.errors import ConfigError, JournalError
 from qwengyre.journal import read
@@ -50,7 +52,7 @@ def measured_source(folder: RunFolder) -> MeasuredRun:
     if not folder.has_begun and not folder.gateway_journal.exists():
         raise ConfigError(NOTHING_YET, file=str(folder.path))
     try:
-        history = _read(folder.controller_journal)
+        history, config = _read(folder.controller_journal, config)
         if folder.gateway_journal.exists():
             calls.read(folder.gateway_journal)
     except JournalError as error:
@@ -67,7 +69,8 @@ def measured_source(folder: RunFolder) -> MeasuredRun:
     return MeasuredRun(workload, groups)
 
 
-def _read(path: Path) -> History:
+def _read(path: Path, config: SchedulerConfig) -> tuple[History, SchedulerConfig]:
+    """What happened, and what the run was to do in the end."""
     history, at = History(), 0.0
     for _, record in read(path, ControllerRecord):
         match record:
@@ -76,10 +79,12 @@ def _read(path: Path) -> History:
             case ev.Event():
                 at = record.at
                 history.happened(record)
+                if isinstance(record, ev.Reconfigured):
+                    config = msgspec.structs.replace(config, **record.changes())
             case Decided():
                 for command in record.commands:
                     history.decided(command, at)
-    return history
+    return history, config
 
 
 def _groups(history: History, calls: _Calls) -> Iterable[MeasuredGroup]:

@@ -25,6 +25,8 @@ class RunOpened(msgspec.Struct, frozen=True, tag=True):
     """Seconds on the run's clock, which goes on where the last life stopped."""
     wall_time: str
     """ISO 8601, for people only."""
+    changes: tuple[str, ...] = ()
+    """`--set` of this life and of those before it, as "table.key=value": its config is config.toml with these."""
 
 
 class Decided(msgspec.Struct, frozen=True, tag=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from qwengyre.core.errors import JournalCorrupt
+from qwengyre.core.errors import ConfigError, JournalCorrupt
 from qwengyre.core.ids import ExecutionId, GroupId
 from qwengyre.journal import read
 from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone, RunOpened
@@ -24,7 +24,11 @@ class Recovered:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.scheduler = Scheduler(config)
+        self.configured = config
+        """With every `Reconfigured`, and without plans of the run's own."""
         self.lives = 0
+        self.changes: tuple[str, ...] = ()
+        """What is journalled of the command line when this life opens."""
         self.at = 0.0
         self.tally = Tally()
         self.history = History()
@@ -33,6 +37,15 @@ class Recovered:
         self.done: dict[ExecutionId, ExecutionDone] = {}
         self.taken: dict[GroupId, int] = {}
         """Step that took a group, the last one that did."""
+
+    def changes_to(self, config: SchedulerConfig) -> dict[str, int | float | bool]:
+        """What a `Reconfigured` has to say for the run to go on with `config`. Raises ConfigError for what it cannot."""
+        changes = {
+            name: getattr(config, name) for name in ev.CHANGEABLE if getattr(config, name) != getattr(self.configured, name)
+        }
+        if changes and (reason := self.scheduler.cannot_change(changes)):
+            raise ConfigError(f"this run cannot go on so: {reason}", key=" and ".join(key_of(name) for name in changes))
+        return changes
 
     def events_of_the_stop(self) -> list[ev.Event]:
         """What a kill of everything means to the scheduler: all cells lost; live executions lost, or over if that is journalled."""
@@ -48,6 +61,25 @@ class Recovered:
             kind = ev.ExecutionEnded if done and done.attempt == live.attempt else ev.ExecutionLost
             lost.append(kind(at=self.at, execution=live.execution, attempt=live.attempt))
         return lost
+
+
+def key_of(name: str) -> str:
+    """The key of a run file that a field of `SchedulerConfig` is set by.
+
+    >>> key_of("steps"), key_of("evaluate_at_end")
+    ('scheduler.steps', 'evaluation.at_end')
+    """
+    is_evaluation = name.startswith(("evaluate_", "evaluation_"))
+    return f"evaluation.{name.split('_', 1)[1]}" if is_evaluation else f"scheduler.{name}"
+
+
+def changes_of(path: Path) -> tuple[str, ...]:
+    """`--set` of all resumes so far. Raises JournalCorrupt."""
+    changes: tuple[str, ...] = ()
+    for _, record in read(path, ControllerRecord) if path.exists() else ():
+        if isinstance(record, RunOpened):
+            changes = record.changes
+    return changes
 
 
 def recover(path: Path, config: SchedulerConfig) -> Recovered:
@@ -71,6 +103,8 @@ def recover(path: Path, config: SchedulerConfig) -> Recovered:
                 _note(recovered, commands)
                 recovered.at = record.at
                 recovered.has_started = True
+                if isinstance(record, ev.Reconfigured):
+                    recovered.configured = msgspec.structs.replace(recovered.configured, **record.changes())
     return recovered
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from qwengyre.config.load import Reading, load, read
+from qwengyre.config.dump import dump_value
+from qwengyre.config.load import Reading, load, parse_override, read
 from qwengyre.config.paths import absolute, with_absolute_paths
 from qwengyre.core.ids import ModelPlace
 from qwengyre.engines.config import EngineConfig
@@ -68,6 +70,17 @@ def load_run(
     if not is_hub_name(config.policy.model, Path.cwd()):
         return config
     return _with_model(config, str(fetch(config.policy.model, progress)))
+
+
+def resolved_changes(overrides: Sequence[str], config: RunConfig) -> tuple[str, ...]:
+    """Overrides with the values that they have in `config`, so that they mean the same wherever they are read again."""
+    table = msgspec.to_builtins(config)
+    found = []
+    for override in overrides:
+        key, _ = parse_override(override)
+        value = functools.reduce(lambda inner, part: inner[part], key, table)
+        found.append(f"{'.'.join(key)}={dump_value(value)}")
+    return tuple(found)
 
 
 def read_run(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Reading[RunConfig]:

@@ -35,13 +35,14 @@ from qwengyre.runtime.notes import worth_knowing
 from qwengyre.runtime.observer import Observer
 from qwengyre.runtime.prepare import Prepared, keep_policy, prepare
 from qwengyre.runtime.records import ControllerRecord, RunOpened
-from qwengyre.runtime.recovery import recover
+from qwengyre.runtime.recovery import Recovered, key_of, recover
 from qwengyre.runtime.run_config import RunConfig
 from qwengyre.runtime.steps import Steps
 from qwengyre.sandbox.harness import GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
+from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.log_lines import log_to
@@ -65,8 +66,12 @@ class Journals(msgspec.Struct, frozen=True):
     trained: Journal
 
 
-def train(config: RunConfig, folder: RunFolder, screen: Screen) -> Summary:
+def train(
+    config: RunConfig, folder: RunFolder, screen: Screen, *, begun: RunConfig | None = None, changes: Sequence[str] = ()
+) -> Summary:
     """Run to the end, from the beginning or from where a stop left it; what came of it.
+
+    Of a run that is resumed `begun` is what it began with, and `changes` are what `config` has from the command line since.
 
     Raises QwenGyreErrors for what the user can mend.
     """
@@ -75,6 +80,7 @@ def train(config: RunConfig, folder: RunFolder, screen: Screen) -> Summary:
     for line in (f"run folder: {folder.path}", *(f"note: {note}" for note in worth_knowing(config))):
         screen.announce(line)
     prepared = prepare(config, screen.progress)
+    began_with = scheduler_begun(prepared.scheduler, begun or config)
     with (
         Journal.open(folder.controller_journal, ControllerRecord) as controller,
         Journal.open(folder.trained_journal, MicroStep) as trained,
@@ -83,7 +89,9 @@ def train(config: RunConfig, folder: RunFolder, screen: Screen) -> Summary:
         config = keep_renderer_of_run(config, prepared.model_dir, folder)
         if config.trajectory.harness_rules:
             folder.harness_rules.write_bytes(Path(config.trajectory.harness_rules).read_bytes())
-        run = Run(config, folder, screen, prepared, Journals(controller, trained))
+        recovered = recover(folder.controller_journal, began_with)
+        recovered.changes = tuple(changes)
+        run = Run(config, folder, screen, prepared, Journals(controller, trained), recovered)
         asyncio.run(run.run())
         return run.observer.summary
 
@@ -106,11 +114,20 @@ def segment_prefix(run: Path) -> str:
 class Run:
     """One life of the controller, from its first process to its report."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, screen: Screen, prepared: Prepared, journals: Journals) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        screen: Screen,
+        prepared: Prepared,
+        journals: Journals,
+        recovered: Recovered,
+    ) -> None:
         self.config, self.folder, self.screen, self.prepared, self.journals = config, folder, screen, prepared, journals
         self.shared = RunFolder(folder.path.absolute())
         """As the cells see it, whatever folder they were started in."""
-        self.recovered = recover(folder.controller_journal, prepared.scheduler)
+        self.recovered = recovered
+        self.reconfigured = recovered.changes_to(prepared.scheduler) if recovered.has_started else {}
         self.clock = RunClock(self.recovered.at)
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self.segments = segment_prefix(self.shared.path)
@@ -151,7 +168,7 @@ class Run:
             if cut is not None:
                 self.observer.say(str(cut))
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        journal.append(RunOpened(self.recovered.lives, self.recovered.at, now))
+        journal.append(RunOpened(self.recovered.lives, self.recovered.at, now, self.recovered.changes))
         await gateway_process.start()
         stack.push_async_callback(gateway_process.stop)
         gateway = GatewayClient(private / "control.sock", config.runtime.operation_timeout_s)
@@ -271,6 +288,11 @@ class Run:
         controller.done.update(self.recovered.done)
         self.observer.recount(self.recovered.done.values())
         events = self.recovered.events_of_the_stop()
+        if self.reconfigured:
+            events.append(ev.Reconfigured(at=self.recovered.at, **self.reconfigured))
+            self.observer.say(
+                f"from now on: {', '.join(f'{key_of(name)} = {value}' for name, value in self.reconfigured.items())}"
+            )
         lost = sum(isinstance(event, ev.ExecutionLost) for event in events)
         self.observer.began(resumed=True, kept=len(self.recovered.done), redispatched=lost)
         controller.steps.published_version = self.recovered.scheduler.state.version
@@ -315,6 +337,13 @@ class Run:
             except CellFailed as error:
                 log.warning("audit_goes_on_elsewhere", extra={"cell": cell, "reason": error.reason})
         raise CellFailed(CORE, "is lost, and so are all others that could audit: go on with --resume")
+
+
+def scheduler_begun(scheduler: SchedulerConfig, begun: RunConfig) -> SchedulerConfig:
+    """`scheduler` with what may change in a run as it was when the run began: what its journal is replayed with."""
+    evaluation = {"evaluation_every_steps": begun.evaluation.every_steps, "evaluate_at_end": begun.evaluation.at_end}
+    values = {name: evaluation.get(name, getattr(begun.scheduler, name)) for name in ev.CHANGEABLE}
+    return msgspec.structs.replace(scheduler, **values)
 
 
 def commands_of_the_stop(decided: Sequence[Sequence[cmd.AnyCommand]], scheduler: Scheduler) -> list[cmd.AnyCommand]:

@@ -6,7 +6,10 @@ because its cell or its step was lost meanwhile, is ignored: a driver never has 
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from qwengyre.core.ids import CellId, ExecutionId, GroupId, MicroStepId
 
@@ -114,6 +117,30 @@ class Retuned(Event, frozen=True, tag=True):
     """For people: what was simulated, and what the change is worth."""
 
 
+class Reconfigured(Event, frozen=True, tag=True, omit_defaults=True):
+    """The user changed the config of a run that had begun: what is given here holds in place of what held before.
+
+    `steps` and evaluations hold at once, the others from the next publish on, as with `Retuned`. Unasked. Fields are those of
+    `SchedulerConfig`; whatever is not here cannot change, because what was decided by it is under way.
+    """
+
+    steps: int | UnsetType = UNSET
+    steps_per_burst: int | UnsetType = UNSET
+    dispatch_depth: float | UnsetType = UNSET
+    two_way: bool | UnsetType = UNSET
+    backlog: float | UnsetType = UNSET
+    evaluation_every_steps: int | UnsetType = UNSET
+    evaluate_at_end: bool | UnsetType = UNSET
+
+    def changes(self) -> dict[str, int | float | bool]:
+        """By the name of the field."""
+        return {name: value for name in CHANGEABLE if (value := getattr(self, name)) is not UNSET}
+
+
+CHANGEABLE: Final = tuple(name for name in Reconfigured.__struct_fields__ if name != "at")
+"""Fields of `SchedulerConfig` that may change while a run goes on."""
+
+
 class CellLost(Event, frozen=True, tag=True):
     """A cell's process is gone, with its accumulator, its KV and (the core) the weights since the last checkpoint."""
 
@@ -152,6 +179,7 @@ AnyEvent = (
     | CheckpointSaved
     | Published
     | Retuned
+    | Reconfigured
     | CellLost
     | CellReturned
     | StandaloneLost

@@ -7,7 +7,7 @@ The cost of an event grows with the logarithm of the number of servers and group
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -191,7 +191,11 @@ class Scheduler:
             groups = [self._dispatch_group("evaluation", size, out) for size in config.evaluation_group_sizes]
             state.evaluations[version] = groups
             state.evaluation_left[version] = len(groups)
-        while state.num_train_groups < config.num_groups_due(version):
+        self._dispatch_training(out)
+
+    def _dispatch_training(self, out: Out) -> None:
+        state, config = self.state, self.state.config
+        while state.num_train_groups < config.num_groups_due(state.version):
             self._dispatch_group("train", config.executions_per_group, out)
             state.num_train_groups += 1
 
@@ -316,6 +320,34 @@ class Scheduler:
             raise IllegalTransition("a run without tune", "as configured", event)
         names = ("steps_per_burst", "dispatch_depth", "two_way", "backlog")
         self.state.plan = msgspec.structs.replace(self.config, **{name: getattr(event, name) for name in names})
+
+    def _on_reconfigured(self, event: ev.Reconfigured, out: Out) -> None:
+        """A longer run whose last version is published goes on with a burst of its own; a burst under way ends where it was to end."""
+        state, changes = self.state, event.changes()
+        if state.version < 0:
+            raise IllegalTransition("the run", "not started", event)
+        if reason := self.cannot_change(changes):
+            raise ValueError(reason)
+        state.reconfigure(changes)
+        if state.version == state.burst_end == state.steps_done < self.config.steps:
+            state.is_finished = False
+            state.begin_burst(state.version)
+            self._dispatch_training(out)
+            self._send_back(self.policy.num_kept(state), out)
+
+    def cannot_change(self, changes: Mapping[str, int | float | bool]) -> str:
+        """Why a run that stands here cannot go on with these fields of `Reconfigured`; empty: it can."""
+        state, steps = self.state, int(changes.get("steps", self.config.steps))
+        if (steps > 0) != (self.config.steps > 0):
+            return "an evaluation does not become a training run, nor a training run an evaluation: start another run"
+        least = max(state.burst_end, -(-state.num_train_groups // self.config.groups_per_step))
+        if steps < least:
+            return f"steps = {steps} is too few: groups of {least} steps are dispatched already, so at least {least}"
+        try:
+            msgspec.structs.replace(self.planned, **changes)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def _on_checkpoint_saved(self, event: ev.CheckpointSaved, out: Out) -> None:
         self._forget_consumed(event.step)
@@ -454,6 +486,7 @@ HANDLERS: Final[dict[type[ev.Event], Callable[[Scheduler, Any, Out], None]]] = {
     ev.CheckpointSaved: Scheduler._on_checkpoint_saved,
     ev.Published: Scheduler._on_published,
     ev.Retuned: Scheduler._on_retuned,
+    ev.Reconfigured: Scheduler._on_reconfigured,
     ev.CellLost: Scheduler._on_cell_lost,
     ev.CellReturned: Scheduler._on_cell_returned,
     ev.StandaloneLost: Scheduler._on_standalone_lost,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import msgspec
+
 from qwengyre.buffer.groups import Group, GroupBuffer
 from qwengyre.core.ids import GroupId
 from qwengyre.scheduler.cells import Cell, Cells
@@ -18,7 +22,7 @@ class State:
         self.config = config
         """What is decided by: the run's config, with the last plan that was adopted."""
         self.plan: SchedulerConfig | None = None
-        """The config of the last `Retuned`, until the next publish."""
+        """The config of the last `Retuned` or `Reconfigured`, until the next publish."""
         self.cells = Cells(config.num_cells)
         self.placement = Placement()
         self.groups = GroupBuffer()
@@ -27,6 +31,8 @@ class State:
         """The published version: steps done at the last publish; -1 before the run starts."""
         self.burst_end = 0
         """Steps done when the present burst is over."""
+        self.num_bursts = 0
+        """Begun: one with each publish, and one when a run that was done is made longer."""
         self.steps_done = 0
         self.durable_step = 0
         """Steps of the newest checkpoint that the core can be restored from."""
@@ -71,7 +77,16 @@ class State:
         if self.plan is not None:
             self.config, self.plan = self.plan, None
         self.version = version
+        self.num_bursts += 1
         self.burst_end = self.config.burst_end(version)
+
+    def reconfigure(self, changes: Mapping[str, int | float | bool]) -> None:
+        """Take `steps` and evaluations at once, the rest with the next plan. Raises ValueError for values that contradict each other."""
+        at_once = {
+            name: value for name, value in changes.items() if name in ("steps", "evaluation_every_steps", "evaluate_at_end")
+        }
+        self.plan = msgspec.structs.replace(self.plan or self.config, **changes)
+        self.config = msgspec.structs.replace(self.config, **at_once)
 
     def shorten_burst(self) -> None:
         """End the present burst where the last plan would, but not before the steps that are done. It never grows: its groups are out."""

@@ -17,7 +17,7 @@ class Invariants:
 
     def __init__(self) -> None:
         self._burst: tuple[int, int] | None = None
-        """Version and waterlevel at the last check."""
+        """Burst and waterlevel at the last check."""
         self._ended = 0
         self._num_out_of_rollout = 0
         self._num_groups_due = 0
@@ -32,13 +32,13 @@ class Invariants:
         self._check_change(state)
 
     def _check_change(self, state: State) -> None:
-        now = state.version, state.waterlevel
-        if state.version >= 0 and (self._burst is None or self._burst[0] != state.version):
+        now = state.num_bursts, state.waterlevel
+        if state.version >= 0 and (self._burst is None or self._burst[0] != state.num_bursts):
             self._num_groups_due = max(self._num_groups_due, state.config.num_groups_due(state.version))
         if state.num_train_groups != self._num_groups_due:
             _fail("dispatched = min(S*B, (v + phi + mu) * B)", f"{state.num_train_groups} at version {state.version}")
         if self._burst is not None and self._burst[0] == now[0] and now[1] > self._burst[1]:
-            _fail("w never rises inside a burst", f"{self._burst[1]} -> {now[1]} at version {now[0]}")
+            _fail("w never rises inside a burst", f"{self._burst[1]} -> {now[1]} at version {state.version}")
         if state.num_ended < self._ended:
             _fail("an execution ends once", f"{self._ended} -> {state.num_ended} ended")
         draining = [c for c in state.cells.all if c.state is CellState.DRAINING and not c.is_turning]

@@ -19,7 +19,7 @@ from qwengyre.core.records import MicroStep
 from qwengyre.journal import read
 from qwengyre.runtime.records import ControllerRecord
 from qwengyre.runtime.train import segment_prefix
-from qwengyre.scheduler.events import CellLost, CellReturned
+from qwengyre.scheduler.events import CellLost, CellReturned, Reconfigured
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.records import EvaluationFinished, RunBegan, StepFinished
 from qwengyre.trainer import checkpoint
@@ -149,6 +149,23 @@ def test_after_kill_9_and_torn_journals_a_resumed_run_keeps_every_finished_execu
     assert [record.resumed for record in began] == [False, True]
     assert began[1].executions_kept == len(before)
     assert summary(folder).executions_lost == began[1].executions_redispatched
+    make_longer(kit, folder)
+
+
+def make_longer(kit: RunKit, folder: RunFolder) -> None:
+    """A run that has finished goes on for a step more, and remembers that without being told again."""
+    before = executions_done(folder)
+    kit.run("--resume", str(folder.path), "--set", "scheduler.steps=5")
+    assert "from now on: scheduler.steps = 5" in kit.output(whole=True)
+    after = executions_done(folder)
+    assert summary(folder).steps == 5 and {execution: after[execution] for execution in before} == before
+    assert len(after) > len(before)
+    changes = [
+        record.changes() for _, record in read(folder.controller_journal, ControllerRecord) if isinstance(record, Reconfigured)
+    ]
+    assert changes == [{"steps": 5}]
+    kit.run("--resume", str(folder.path))
+    assert "has finished" in kit.output()
 
 
 def weights_of(folder: RunFolder, step: int) -> dict[str, np.ndarray]:

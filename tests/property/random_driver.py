@@ -27,6 +27,7 @@ ANSWER = {
     cmd.Publish: ev.Published,
 }
 RETUNE_RATE = 0.05
+CHANGE_RATE = 0.02
 WITH_CELL = (ev.CellDrained, ev.CellInTraining, ev.CellInRollout, ev.StepJoined, ev.MicroStepDone)
 
 
@@ -36,7 +37,9 @@ class RandomDriver:
     Answers of processes that died meanwhile are sometimes delivered all the same: the scheduler has to ignore them.
     """
 
-    def __init__(self, config: SchedulerConfig, rng: np.random.Generator, fault_rate: float):
+    def __init__(self, config: SchedulerConfig, rng: np.random.Generator, fault_rate: float, num_changes: int = 0):
+        self.num_changes = num_changes
+        """How often its user changes the config at most: during the run, and once more when it was done."""
         self.scheduler = Scheduler(config)
         self.rng, self.fault_rate = rng, fault_rate
         self.pending: list[cmd.Command] = []
@@ -58,6 +61,9 @@ class RandomDriver:
             if self.scheduler.config.tune and self.rng.random() < RETUNE_RATE:
                 self._send(random_plan(self.scheduler.config, self.rng, at))
                 continue
+            if self.num_changes and self.rng.random() < CHANGE_RATE:
+                self._change(at)
+                continue
             fault = self._fault(at) if self.rng.random() < self.fault_rate else None
             if fault is None:
                 fault = self._answer(at)
@@ -65,7 +71,18 @@ class RandomDriver:
                 fault = self._repair(at)
             assert fault is not None, f"stuck: {self.scheduler.awaited()}"
             self._send(fault)
+            if self.is_finished and self.num_changes and self.scheduler.config.steps:
+                self.is_finished = not self._change(float(len(self.events)), at_least=self.scheduler.config.steps + 1)
         assert self.ended.keys() == self.dispatched and set(self.ended.values()) <= {1}
+
+    def _change(self, at: float, at_least: int = 0) -> bool:
+        """The user changes the config, if the run can still take what comes to his mind; whether it could."""
+        self.num_changes -= 1
+        event = random_change(self.scheduler, self.rng, at, at_least)
+        can = not self.scheduler.cannot_change(event.changes())
+        if can:
+            self._send(event)
+        return can
 
     def _send(self, event: ev.Event) -> None:
         out = self.scheduler.handle(event)
@@ -209,6 +226,22 @@ def random_plan(config: SchedulerConfig, rng: np.random.Generator, at: float) ->
     phi = float(rng.choice([0.0, 0.5, 1.0])) * (depth - mu)
     two_way = bool(rng.integers(2))
     return ev.Retuned(at, mu, phi, two_way, random_backlog(rng) if two_way else 0.0, "at random")
+
+
+def random_change(scheduler: Scheduler, rng: np.random.Generator, at: float, at_least: int) -> ev.Reconfigured:
+    """Some keys of those that may change, to values that may be refused."""
+    now, steps = scheduler.config, int(rng.integers(0, 5))
+    values = {
+        "steps": at_least + steps if at_least else max(0, now.steps + steps - 2),
+        "steps_per_burst": int(rng.integers(1, 4)),
+        "dispatch_depth": float(rng.choice([0.0, 0.5, 1.0, 2.0])),
+        "two_way": bool(rng.integers(2)),
+        "backlog": random_backlog(rng),
+        "evaluation_every_steps": int(rng.integers(0, 4)),
+        "evaluate_at_end": bool(rng.integers(2)),
+    }
+    chosen = [name for name in values if rng.random() < 0.4 or (name == "steps" and at_least)]
+    return ev.Reconfigured(at, **{name: values[name] for name in chosen})
 
 
 def replay(config: SchedulerConfig, journal: list[bytes]) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from qwengyre.core.errors import IllegalTransition
@@ -9,6 +10,7 @@ from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.cells import CellState
 from qwengyre.scheduler.config import SchedulerConfig
+from tests.property.random_driver import RandomDriver
 from tests.unit.scheduler.play import Play
 
 SMALL = dict(
@@ -391,3 +393,41 @@ def test_execution_ends_once():
     play.end("e000000-0")
     with pytest.raises(IllegalTransition):
         play.scheduler.handle(ev.ExecutionEnded(9.0, "e000000-0", 0))
+
+
+def test_a_run_that_is_done_is_made_longer():
+    driver = RandomDriver(SchedulerConfig(**SMALL), np.random.default_rng(3), fault_rate=0.0)
+    driver.run()
+    scheduler, before = driver.scheduler, driver.scheduler.state.num_train_groups
+    steps = scheduler.config.steps
+    out = scheduler.handle(ev.Reconfigured(float(len(driver.events)), steps=steps + 1, steps_per_burst=2))
+    assert (scheduler.config.steps, scheduler.config.steps_per_burst, scheduler.state.burst_end) == (steps + 1, 2, steps + 1)
+    assert [c.version for c in out if isinstance(c, cmd.Dispatch)] == [steps] * SMALL["groups_per_step"]
+    assert scheduler.state.num_train_groups == before + SMALL["groups_per_step"] and not scheduler.state.is_finished
+
+
+def test_what_changes_during_a_burst_waits_for_its_publish_and_steps_do_not():
+    play = Play(**{**SMALL, "steps": 4, "steps_per_burst": 2, "dispatch_depth": 0.0})
+    before = play.scheduler.state.num_train_groups
+    play.send(ev.Reconfigured(play.now(), steps=6, steps_per_burst=3, evaluation_every_steps=0))
+    assert (play.scheduler.config.steps, play.scheduler.config.steps_per_burst) == (6, 2)
+    assert (play.scheduler.planned.steps, play.scheduler.planned.steps_per_burst) == (6, 3)
+    assert (play.scheduler.state.num_train_groups, play.scheduler.state.burst_end) == (before, 2)
+
+
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"steps": 1}, "groups of 2 steps are dispatched already"),
+        ({"steps": 0}, "does not become"),
+        ({"backlog": 1.0}, "no effect without two_way"),
+        ({"steps_per_burst": 9}, "max_staleness"),
+    ],
+)
+def test_a_change_that_a_run_cannot_take_has_a_reason_and_changes_nothing(changes, reason):
+    play = Play(**{**SMALL, "steps": 4, "steps_per_burst": 2, "dispatch_depth": 0.0}, max_staleness=3)
+    config = play.scheduler.planned
+    assert reason in play.scheduler.cannot_change(changes)
+    with pytest.raises(ValueError, match=reason):
+        play.send(ev.Reconfigured(play.now(), **changes))
+    assert play.scheduler.planned == config
