@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+import numpy as np
 import typer
 from safetensors import SafetensorError
 
 from qwengyre.cli.output import say
 from qwengyre.config.recorded import RecordedConfig
-from qwengyre.core.errors import ConfigError
+from qwengyre.core.errors import ConfigError, ModelRefused
 from qwengyre.engines.config import EngineConfig
+from qwengyre.runtime.config import PolicyConfig, RuntimeConfig
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.trainer import checkpoint
+from qwengyre.warmup.config import WarmupConfig
+from qwengyre.warmup.warm_up import warmed_up
 
 
 class PolicySource(NamedTuple):
@@ -23,6 +28,8 @@ class PolicySource(NamedTuple):
     files: Path
     """Folder of its config, tokenizer and renderer."""
     weights: Path
+    is_snapshot: bool
+    """Whether its weights have the names, and lie in the pieces, that they have in a trainer's memory."""
 
 
 def export_model(
@@ -50,23 +57,25 @@ def export_model(
         raise ConfigError(
             f"there is no policy of step {chosen}: this run has {_ranges(known)}", file=str(folder.path), key="--step"
         )
-    _write(known[chosen], out)
+    _write(folder, known[chosen], out)
     say(f"wrote the policy after step {chosen} to {out}")
     say(f"serve it with `vllm serve {shlex.quote(str(out))}`, or train on from it: policy.model = {str(out)!r}")
 
 
 def policies(folder: RunFolder) -> dict[int, PolicySource]:
     """Every policy that the run still has, by its step: its checkpoint, else its snapshot."""
-    found = {step: PolicySource(folder.policy, path) for step, path in folder.snapshot_files().items()}
+    found = {step: PolicySource(folder.policy, path, True) for step, path in folder.snapshot_files().items()}
     found |= {
-        step: PolicySource(path, path / checkpoint.WEIGHTS) for step, path in checkpoint.checkpoints(folder.checkpoints).items()
+        step: PolicySource(path, path / checkpoint.WEIGHTS, False)
+        for step, path in checkpoint.checkpoints(folder.checkpoints).items()
     }
     return dict(sorted(found.items()))
 
 
-def _write(source: PolicySource, out: Path) -> None:
+def _write(folder: RunFolder, source: PolicySource, out: Path) -> None:
     try:
-        checkpoint.write_model(out.absolute(), source.files, source.weights)
+        weights = _as_published(folder, source.weights) if source.is_snapshot else source.weights
+        checkpoint.write_model(out.absolute(), source.files, weights)
     except FileNotFoundError as error:
         raise ConfigError(
             "this is gone: a run that goes on keeps only its newest checkpoints; try again", file=str(error.filename)
@@ -75,6 +84,35 @@ def _write(source: PolicySource, out: Path) -> None:
         raise ConfigError(f"these weights are damaged: {error}", file=str(source.weights)) from error
     except OSError as error:
         raise ConfigError(f"cannot be written: {error.strerror}", file=str(out)) from error
+
+
+def _as_published(folder: RunFolder, snapshot: Path) -> dict[str, np.ndarray]:
+    """A snapshot's weights by the names of the model's folder, with what that keeps beside them. Raises ConfigError."""
+    weights = checkpoint.read_weights(snapshot)
+    for like in _folders_of_the_model(folder):
+        if (like / checkpoint.CONFIG).is_file() and any(like.glob("model*.safetensors")):
+            from qwengyre.models.load import snapshot_in_folder  # imports torch
+
+            try:
+                return snapshot_in_folder(like, weights)
+            except ModelRefused as error:
+                raise ConfigError(str(error), file=str(snapshot)) from error
+    raise ConfigError(
+        "this snapshot has the weights as a trainer has them in memory, and nothing is left that says what they are called in a model's"
+        " folder: neither a checkpoint of the run nor the folder that it began with. Put back one of them",
+        file=str(snapshot),
+    )
+
+
+def _folders_of_the_model(folder: RunFolder) -> Iterator[Path]:
+    """Whole folders of the run's model, whatever its weights: the newest checkpoints, then the one that the run began with."""
+    yield from reversed(checkpoint.checkpoints(folder.checkpoints).values())
+    config = RecordedConfig(folder.config)
+    policy = config.table("policy", PolicyConfig)
+    if policy.model:
+        yield Path(policy.model)
+    else:
+        yield warmed_up(config.table("warmup", WarmupConfig), Path(policy.cache), config.table("runtime", RuntimeConfig).seed)
 
 
 def _ranges(steps: dict[int, PolicySource]) -> str:

@@ -125,6 +125,21 @@ def read_kept(model: PreTrainedModel, model_dir: Path) -> Arrays:
     return read_left(model_dir, frozenset(names[0] - names[1]))
 
 
+def snapshot_in_folder(model_dir: Path, weights: Arrays) -> Arrays:
+    """`weights`, by the names that they have in memory, as the folder `model_dir` of the same model has its own, and what else it holds.
+
+    Raises ConfigError; ModelRefused when the weights are of another model.
+    """
+    model = skeleton(model_dir)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    if {name: array.shape for name, array in weights.items()} != shapes:
+        different = sorted(
+            name for name in shapes.keys() | weights.keys() if name not in weights or weights[name].shape != shapes.get(name)
+        )
+        raise ModelRefused(f"these are not weights of the model in {model_dir}: they differ in {', '.join(different[:3])}")
+    return as_in_folder(model, weights) | read_kept(model, model_dir) | read_left(model_dir, left_in_folder(model, model_dir))
+
+
 def as_in_memory(model_dir: Path, dtype: torch.dtype) -> Arrays:
     """The weights of a folder by the names that they have in memory. Raises ConfigError."""
     return {name: parameter.detach().numpy() for name, parameter in load(model_dir, dtype).named_parameters()}

@@ -78,12 +78,19 @@ def tiny_model(family: str, **changes: Any) -> nn.Module:
 
 @torch.no_grad()
 def lively(model: nn.Module) -> nn.Module:
-    """Weights of a size at which every part counts: matrices at 0.15, vectors moved by a tenth; the same for the same model."""
-    for parameter in model.parameters():
-        if parameter.ndim == 1:
-            parameter.add_(0.1 * torch.randn_like(parameter))
-        elif parameter.ndim == 2 and parameter.std() < 0.1:
-            parameter.mul_(0.15 / parameter.std().clamp_min(1e-6))
+    """Weights of a size at which every part counts: matrices at 0.15, vectors moved by a tenth; the same for the same model.
+
+    What begins at zero is drawn: several families begin their routers so, and the corrections of routers that a folder keeps untrained.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, tensor in model.state_dict().items():
+        if not tensor.is_floating_point():
+            continue
+        is_matrix, is_zero = tensor.ndim >= 2, not tensor.any()
+        if is_zero or (name in parameters and not is_matrix):
+            tensor.add_((0.15 if is_matrix else 0.1) * torch.randn_like(tensor))
+        elif name in parameters and tensor.std() < 0.1:
+            tensor.mul_(0.15 / tensor.std())
     return model
 
 

@@ -74,15 +74,18 @@ def copy_model_files(source: Path, into: Path, leave_out: Collection[str] = ()) 
             beside.replace(into / file.name)
 
 
-def write_model(directory: Path, files: Path, weights: Path) -> None:
-    """A folder that Hugging Face opens: a copy of the file `weights`, and what `files` holds beside weights.
+def write_model(directory: Path, files: Path, weights: Path | Arrays) -> None:
+    """A folder that Hugging Face opens: `weights`, a file to copy or arrays, and what `files` holds beside weights.
 
     All of it or nothing; what was in `directory` is gone then. Raises SafetensorError for a file that does not hold weights.
     """
     beside = _beside(directory)
     try:
         copy_model_files(files, beside)
-        shutil.copyfile(weights, beside / WEIGHTS)
+        if isinstance(weights, Path):
+            shutil.copyfile(weights, beside / WEIGHTS)
+        else:
+            save_file(weights, beside / WEIGHTS, metadata={"format": "pt"})
         _tell_dtype(beside)
         put_in_place(beside, directory)
     finally:

@@ -30,7 +30,7 @@ def warm_up(config: WarmupConfig, cache: Path, seed: int, progress: Callable[[st
     The folder's name is a digest of all that determines the model: configuration, seed, sources, library versions. `progress`
     is told a line now and then. torch is imported in a child process only. Raises WarmupFailed.
     """
-    folder = Path(cache) / "policies" / digest(config, seed)
+    folder = warmed_up(config, Path(cache), seed)
     if (folder / "model.safetensors").exists():
         progress(f"warm-up: found in {folder}")
         return folder
@@ -42,6 +42,11 @@ def warm_up(config: WarmupConfig, cache: Path, seed: int, progress: Callable[[st
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
+
+
+def warmed_up(config: WarmupConfig, cache: Path, seed: int) -> Path:
+    """Where `warm_up` puts the model of this configuration, whether it is there or not."""
+    return cache / "policies" / digest(config, seed)
 
 
 def digest(config: WarmupConfig, seed: int) -> str:

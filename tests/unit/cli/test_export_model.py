@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,11 @@ from typer.testing import CliRunner
 
 from qwengyre.cli.main import application
 from qwengyre.gateway.templates.found import keep_renderer
+from qwengyre.models.load import load
 from qwengyre.runtime.prepare import keep_policy
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.testing.engines import write_tiny_qwen3
+from qwengyre.testing.families import moved_parameters, write_family, write_vision_language
 from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
 from qwengyre.trainer import checkpoint
 
@@ -28,7 +31,7 @@ def run(tmp_path: Path) -> RunFolder:
     """Steps 0 to 2 as snapshots, 2 and 3 as checkpoints; the weights of a step are those of the start plus the step."""
     model = write_byte_tokenizer(tmp_path / "model")
     write_tiny_qwen3(model, vocab_size=byte_tokenizer().get_vocab_size())
-    folder = RunFolder.create(tmp_path / "runs", "a run", "[engine]\nengine = 'embedded'\n")
+    folder = RunFolder.create(tmp_path / "runs", "a run", f"[engine]\nengine = 'embedded'\n[policy]\nmodel = '{model}'\n")
     keep_policy(model, folder)
     keep_renderer(folder.policy, RENDERER)
     for step in range(4):
@@ -66,6 +69,44 @@ def test_a_policy_is_a_folder_that_transformers_opens(run: RunFolder, tmp_path: 
     for name, weight in model.named_parameters():
         assert np.array_equal(weight.detach(), start[name] + step)
     assert AutoTokenizer.from_pretrained(out).decode(AutoTokenizer.from_pretrained(out).encode("text")) == "text"
+
+
+@pytest.mark.parametrize("source", ["model", "checkpoint"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen3_next", "deepseek_v3", "vision_language"])
+def test_a_snapshot_is_written_as_the_folder_that_the_run_began_with(family: str, source: str, tmp_path: Path):
+    """In names and pieces, with what is not trained: a vision tower, corrections of a router, found there or in a checkpoint."""
+    model = tmp_path / "model"
+    write_vision_language(model) if family == "vision_language" else write_family(model, family)
+    folder = RunFolder.create(tmp_path / "runs", "a run", f"[policy]\nmodel = '{model}'\n")
+    keep_policy(model, folder)
+    moved = moved_parameters(model, seed=1)
+    checkpoint.write_weights(folder.snapshots / "v000000.safetensors", moved)
+    before = load_file(model / "model.safetensors")
+    if source == "checkpoint":
+        checkpoint.write(checkpoint.place(folder.checkpoints, 4), folder.policy, before, {"first": {}, "second": {}}, {"step": 4})
+        (model / "model.safetensors").rename(tmp_path / "kept.safetensors")
+    out = tmp_path / "out"
+    export(folder.path, "--out", out, "--step", 0)
+    after = load_file(out / "model.safetensors")
+    assert {name: array.shape for name, array in after.items()} == {name: array.shape for name, array in before.items()}
+    assert all(np.array_equal(after[name], before[name]) for name in before if "visual" in name or "correction" in name)
+    opened, told = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not told["missing_keys"]
+    if source == "checkpoint":
+        (tmp_path / "kept.safetensors").rename(model / "model.safetensors")
+    expected, ids = load(model, torch.float32), torch.arange(30)[None]
+    with torch.no_grad():
+        for name, parameter in expected.named_parameters():
+            parameter.copy_(torch.from_numpy(moved[name]))
+        gap = (opened(ids).logits.log_softmax(-1) - expected(ids).logits.log_softmax(-1)).abs().max()
+    assert float(gap) == 0
+
+
+def test_a_snapshot_whose_names_nobody_knows_is_refused(run: RunFolder, tmp_path: Path):
+    (tmp_path / "model" / "model.safetensors").unlink()
+    shutil.rmtree(run.checkpoints)
+    assert "Put back one of them" in export(run.path, "--out", tmp_path / "x", "--step", 0, code=2)
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_step_that_is_not_there_names_those_that_are(run: RunFolder, tmp_path: Path):
