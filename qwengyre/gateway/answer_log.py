@@ -101,8 +101,9 @@ class AnswerLog:
         cuts = []
         for at in range(1, position):
             last, following = self.deltas[at - 1], self.deltas[at]
-            is_same_call = isinstance(following, ToolArguments) and following.index == last.index
-            if isinstance(last, ToolStart | ToolArguments) and not is_same_call:
+            if isinstance(last, ToolStart | ToolArguments) and not (
+                isinstance(following, ToolArguments) and following.index == last.index
+            ):
                 cuts.append(at)
         return [*cuts, position]
 

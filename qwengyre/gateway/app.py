@@ -95,7 +95,7 @@ class HarnessApp:
         await _respond(send, 200, describe(execution.session.opened.model, rest.removeprefix("models").strip("/")))
 
     async def _serve(
-        self, scope: Scope, receive: Receive, send: Send, *, execution: Execution, headers: dict, place: Place
+        self, scope: Scope, receive: Receive, send: Send, *, execution: Execution, headers: dict[str, str], place: Place
     ) -> None:
         if scope["method"] != "POST":
             raise InvalidRequest(f"{scope['method']} is not allowed here: POST", status=405)

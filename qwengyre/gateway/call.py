@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Final, Protocol
 
@@ -16,7 +16,7 @@ from qwengyre.core.arrays import LOGPROB, TOKEN, pack
 from qwengyre.core.errors import EngineUnavailable, ExecutionClosed, JournalError, QwenGyreError, TokenCountMismatch
 from qwengyre.core.ids import ServerId
 from qwengyre.core.state_machine import advance
-from qwengyre.engines.api import GenerateRequest, Sampling, Serving, TokenChunk
+from qwengyre.engines.api import FinishReason, GenerateRequest, Sampling, Serving, TokenChunk
 from qwengyre.gateway.answer_log import AnswerLog, Reader
 from qwengyre.gateway.protocol.deltas import Ending, EndReason, Usage
 from qwengyre.gateway.protocol.request import ModelRequest
@@ -26,7 +26,7 @@ from qwengyre.gateway.seen import MakeParser, Seen, num_tokens_of, seen_at
 from qwengyre.gateway.session import Session
 from qwengyre.gateway.stats import GatewayStats
 from qwengyre.trajectory.calls import RecordedCall
-from qwengyre.trajectory.records import CallFinished, CallRecord, TokensRouted, TokensSampled
+from qwengyre.trajectory.records import CallEnd, CallFinished, CallRecord, TokensRouted, TokensSampled
 
 log = logging.getLogger(__name__)
 RETRY_SAME_SERVER_S = 1.0
@@ -57,7 +57,7 @@ class Finish:
     """The answer is whole, abandoned or failed."""
 
 
-CALL: Final = {
+CALL: Final[Mapping[tuple[CallState, type], CallState]] = {
     (CallState.HELD, Serve): CallState.RUNNING,
     (CallState.RUNNING, Stop): CallState.STOPPING,
     (CallState.RUNNING, Park): CallState.HELD,
@@ -107,8 +107,9 @@ class LiveCall:
         self._parked.set()
         self._why: Why | None = None
         self._left_at = 0
-        self._reason: str | None = None
-        self._server: ServerId | None = None
+        self._reason: CallEnd | None = None
+        self._server = ServerId("")
+        """Where it ran last; empty before the first."""
         self._request_id = ""
         self._starts = self._num_moves = 0
         self._has_moved = self._is_first_chunk = False
@@ -167,7 +168,8 @@ class LiveCall:
         except TimeoutError:
             log.warning("engine_does_not_stop", extra={"call": self.tokens.id, "server": self._server})
             self._abandon()
-            self.task.cancel()
+            if self.task is not None:
+                self.task.cancel()
 
     def conclude(self) -> None:
         """Close the record: the terminal event leaves next."""
@@ -234,10 +236,13 @@ class LiveCall:
         if room <= 0:
             self._finish("length")
             return
+        engine = self._wiring.engine(server)
+        if engine is None:  # it has left meanwhile: the call goes on waiting
+            return
         self._start(server)
         self._tried = route.generation
         try:
-            async for chunk in self._wiring.engine(server).generate(self._generate_request(room)):
+            async for chunk in engine.generate(self._generate_request(room)):
                 await self._take(chunk)
                 if chunk.finish_reason is not None:
                     self._stopped(chunk.finish_reason)
@@ -260,7 +265,7 @@ class LiveCall:
 
     def _start(self, server: ServerId) -> None:
         self._advance(Serve())
-        if self._server is not None and server != self._server:
+        if self._server and server != self._server:
             self._num_moves += 1
             self._has_moved = True
             self._wiring.stats.calls_moved += 1
@@ -311,7 +316,7 @@ class LiveCall:
         if self.answer.wanted.is_over and self.state is CallState.RUNNING:
             self._stop_engine(Why.SAID_ALL)
 
-    def _stopped(self, reason: str) -> None:
+    def _stopped(self, reason: FinishReason) -> None:
         """The engine said its last chunk."""
         if reason != "abort":
             self._finish(reason)
@@ -332,7 +337,7 @@ class LiveCall:
             self._advance(Park())
             self._parked.set()
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self, reason: CallEnd) -> None:
         """The answer is whole. Its record is closed when a client is about to be told, or has left."""
         self._advance(Finish())
         self._reason = reason
@@ -403,7 +408,7 @@ class LiveCall:
         if was_held and self.task is not None:
             self.task.cancel()
 
-    def _close(self, reason: str, *, abandoned: bool, position: int, detail: str = "") -> None:
+    def _close(self, reason: CallEnd, *, abandoned: bool, position: int, detail: str = "") -> None:
         is_stopped = self.answer.wanted.is_over
         seen = self._seen(position)
         before_stop = self._seen(len(self.answer.deltas)).num_tokens if is_stopped else self.num_answer

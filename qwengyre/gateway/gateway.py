@@ -9,7 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from qwengyre.core.errors import ConfigError, ContextOverflow, EngineError, ExecutionClosed, JournalError, UnknownExecution
+from qwengyre.core.errors import (
+    ConfigError,
+    ContextOverflow,
+    EngineError,
+    EngineUnavailable,
+    ExecutionClosed,
+    JournalError,
+    UnknownExecution,
+)
 from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import Serving
 from qwengyre.gateway.answer_log import AnswerLog, Reader
@@ -20,7 +28,7 @@ from qwengyre.gateway.hints import HintReader
 from qwengyre.gateway.keys import Keys, derive, fingerprint
 from qwengyre.gateway.protocol.answer import Parser
 from qwengyre.gateway.protocol.deltas import TextDelta
-from qwengyre.gateway.protocol.fields import InvalidRequest
+from qwengyre.gateway.protocol.fields import InvalidRequest, Json
 from qwengyre.gateway.protocol.request import CallLimit, ModelRequest
 from qwengyre.gateway.protocol.wanted import CallsAsText
 from qwengyre.gateway.rendering import TAIL_TOKENS, Rendering
@@ -252,7 +260,7 @@ class Gateway:
     # --- calls -----------------------------------------------------------------------------------------------------------
 
     async def call(self, execution: Execution, request: ModelRequest, headers: Mapping[str, str]) -> tuple[LiveCall, Reader]:
-        """Start, join or go on with a call. Raises InvalidRequest, ContextOverflow, ExecutionClosed."""
+        """Start, join or go on with a call. Raises InvalidRequest, ContextOverflow, ExecutionClosed, EngineUnavailable."""
         execution.budget.check_journal()
         with execution.budget.busy():
             _learn_live(execution, request)
@@ -266,6 +274,8 @@ class Gateway:
         matched = await self._match(execution, request)
         if self.executions.get(execution.id) is not execution:
             raise ExecutionClosed("this execution was closed while the request was read")
+        if self._tasks is None or self._until.is_set():
+            raise EngineUnavailable("this gateway is stopping")
         with execution.budget.busy():
             placement = session.place(request, matched)
             call = self.record(session, session.ask(request, placement, headers, self.now()))
@@ -274,7 +284,7 @@ class Gateway:
         self.stats.calls_joined += placement.first_index > 0
         self.stats.tokens_rendered += len(placement.new_T)
         self.stats.rerendered += placement.is_rendered_anew
-        live = self._start(execution, request, call)
+        live = self._start(self._tasks, execution, request, call)
         return live, live.answer.attach()
 
     async def count(self, execution: Execution, request: ModelRequest) -> int:
@@ -297,14 +307,14 @@ class Gateway:
             matched = session.match(request)
         return matched
 
-    def _start(self, execution: Execution, request: ModelRequest, call: RecordedCall) -> LiveCall:
+    def _start(self, tasks: asyncio.TaskGroup, execution: Execution, request: ModelRequest, call: RecordedCall) -> LiveCall:
         session = execution.session
         live = LiveCall(session, request, call, self._make_parser(session, call, request.tools.specs), self)
         execution.live[call.number] = live
-        live.task = self._tasks.create_task(self._run(execution, live))
+        live.task = tasks.create_task(self._run(execution, live))
         return live
 
-    def _make_parser(self, session: Session, call: RecordedCall, tools: Sequence[dict]) -> MakeParser:
+    def _make_parser(self, session: Session, call: RecordedCall, tools: Sequence[Json]) -> MakeParser:
         started = call.started
         tail = session.calls.sequence(call.number, call.num_prompt - started.first_index)[-TAIL_TOKENS:].tolist()
 

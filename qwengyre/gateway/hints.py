@@ -47,7 +47,7 @@ class HintReader:
         self,
         request: ModelRequest,
         headers: Mapping[str, str],
-        answers: Mapping[CallId, GivenAnswer],
+        answers: dict[CallId, GivenAnswer],
         *,
         is_fresh: bool,
         num_known: int,
@@ -79,7 +79,7 @@ class HintReader:
         return found
 
 
-def _quotes(request: ModelRequest, answers: Mapping[CallId, GivenAnswer]) -> CallId | None:
+def _quotes(request: ModelRequest, answers: dict[CallId, GivenAnswer]) -> CallId | None:
     """The latest earlier call whose answer stands in a user or system message."""
     texts = [keyed.turn.text for keyed in request.turns if keyed.turn.role in ("user", "system")]
     longest = max(map(len, texts), default=0)
@@ -90,7 +90,7 @@ def _quotes(request: ModelRequest, answers: Mapping[CallId, GivenAnswer]) -> Cal
     return None
 
 
-def _replays(request: ModelRequest, answers: Mapping[CallId, GivenAnswer]) -> CallId | None:
+def _replays(request: ModelRequest, answers: dict[CallId, GivenAnswer]) -> CallId | None:
     """The latest earlier call whose answer stands as an assistant message: known by its tool calls, or by its text."""
     given = [keyed.turn for keyed in request.turns if keyed.is_answer]
     if not given:
@@ -104,7 +104,7 @@ def _replays(request: ModelRequest, answers: Mapping[CallId, GivenAnswer]) -> Ca
     return None
 
 
-def _returns(request: ModelRequest, answers: Mapping[CallId, GivenAnswer]) -> tuple[CallId, ...]:
+def _returns(request: ModelRequest, answers: dict[CallId, GivenAnswer]) -> tuple[CallId, ...]:
     """The earlier calls whose answer has no tool call and stands in a new tool result."""
     new = takewhile(lambda keyed: not keyed.is_answer, reversed(request.turns))
     results = [keyed.turn.text.strip() for keyed in new if keyed.turn.role == "tool"]

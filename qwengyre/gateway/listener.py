@@ -7,7 +7,7 @@ import contextlib
 import os
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import h11
@@ -58,7 +58,7 @@ class PatientProtocol(H11Protocol):
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handling: the process has one owner. Connections are bounded in head, time and backlog."""
 
-    def __init__(self, app: object, sockets: list[socket.socket]):
+    def __init__(self, app: Callable[..., Awaitable[None]], sockets: list[socket.socket]):
         super().__init__(
             uvicorn.Config(
                 app,

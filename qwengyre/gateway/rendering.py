@@ -12,13 +12,14 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from renderers.base import ParsedToolCall, Renderer, ToolCallParseStatus
+from renderers.base import Message, ParsedToolCall, Renderer, ToolCallParseStatus, ToolSpec
 
 from qwengyre.core.arrays import TOKEN
 from qwengyre.core.errors import ConfigError
 from qwengyre.gateway.protocol.answer import AnswerStart, Parsed, ParsedBlock, Parser
 from qwengyre.gateway.protocol.calls import IsString
 from qwengyre.gateway.protocol.conversation import Settled, settle, with_tools
+from qwengyre.gateway.protocol.fields import Json
 from qwengyre.gateway.protocol.parse import WholeParser
 from qwengyre.gateway.protocol.said import NewToolId, json_text, value_of
 from qwengyre.gateway.templates.abilities import abilities_of
@@ -26,6 +27,7 @@ from qwengyre.gateway.templates.formats import keeps_white_space, new_parser_for
 from qwengyre.gateway.templates.found import settings_for
 from qwengyre.gateway.templates.make import Settings, make_renderer
 from qwengyre.gateway.templates.own import OwnTemplateRenderer
+from qwengyre.gateway.templates.probes import renderer_tools
 from qwengyre.gateway.tokenizer import FastTokenizer
 from qwengyre.trajectory.match import Turn
 
@@ -80,24 +82,25 @@ class Rendering:
             raise ConfigError(f"this renderer cannot be used with {model}: {error}", key="gateway.renderer") from error
         return cls(tokenizer, made)
 
-    def render(self, turns: Sequence[Turn], tools: Sequence[dict]) -> np.ndarray:
+    def render(self, turns: Sequence[Turn], tools: Sequence[Json]) -> np.ndarray:
         """int32 (T,): the whole context, ready for the answer. Raises ValueError for tools that the template has no place for."""
         settled = self._settled(turns, tools)
         ids = self.renderer.render_ids(self._messages(settled.turns), tools=self._tools(tools), add_generation_prompt=True)
         return np.asarray(ids, dtype=TOKEN)
 
-    def render_finished(self, turns: Sequence[Turn], tools: Sequence[dict]) -> list[int]:
+    def render_finished(self, turns: Sequence[Turn], tools: Sequence[Json]) -> list[int]:
         """A conversation that has ended, as it was recorded: no answer is begun, and a control token in an answer's text is one.
 
         Raises ValueError for what the template refuses.
         """
-        messages = [
-            {**self._message(turn), "content": turn.text} if turn.role == "assistant" else self._message(turn) for turn in turns
-        ]
+        messages = self._messages(turns)
+        for message, turn in zip(messages, turns, strict=True):
+            if turn.role == "assistant":
+                message["content"] = turn.text
         return list(self.renderer.render_ids(messages, tools=self._tools(tools), add_generation_prompt=False))
 
     def extend(
-        self, row_T: np.ndarray, num_sampled: int, turns: Sequence[Turn], num_answered: int, tools: Sequence[dict]
+        self, row_T: np.ndarray, num_sampled: int, turns: Sequence[Turn], num_answered: int, tools: Sequence[Json]
     ) -> Rendered:
         """Tokens of the context `turns`, whose first `num_answered` turns end with the answer that closes `row_T`.
 
@@ -117,7 +120,7 @@ class Rendering:
                 return spliced
         return Rendered(how=How.RENDERED, keep=0, new_T=self.render(turns, tools))
 
-    def parser(self, new_tool_id: NewToolId, prompt_tail: Sequence[int], tools: Sequence[dict]) -> Parser:
+    def parser(self, new_tool_id: NewToolId, prompt_tail: Sequence[int], tools: Sequence[Json]) -> Parser:
         """A streaming parser for one answer to the prompt that ends with `prompt_tail`."""
         tail = list(prompt_tail[-PARSED_TAIL_TOKENS:])
 
@@ -135,10 +138,10 @@ class Rendering:
         )
         return self._new_parser(start, tail)
 
-    def parse_whole(self, token_ids: Sequence[int], prompt_tail: Sequence[int], tools: Sequence[dict]) -> Parsed:
+    def parse_whole(self, token_ids: Sequence[int], prompt_tail: Sequence[int], tools: Sequence[Json]) -> Parsed:
         """The whole answer as the renderer reads it; all of it as text where the renderer fails on what the policy wrote."""
         try:
-            parsed = self.renderer.parse_response(list(token_ids), tools=list(tools) or None, prompt_ids=list(prompt_tail))
+            parsed = self.renderer.parse_response(list(token_ids), tools=renderer_tools(tools), prompt_ids=list(prompt_tail))
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             ids = [token for token in token_ids if token not in self.stop_token_ids]
             return Parsed(text=self.tokenizer.decode(ids).strip(), reasoning="", is_reasoning_open=False, blocks=())
@@ -149,7 +152,7 @@ class Rendering:
             blocks=tuple(_block(call) for call in parsed.tool_calls),
         )
 
-    def end_of_call(self, row_T: np.ndarray, turns: Sequence[Turn], tools: Sequence[dict]) -> np.ndarray:
+    def end_of_call(self, row_T: np.ndarray, turns: Sequence[Turn], tools: Sequence[Json]) -> np.ndarray:
         """int32: what the template writes after the last tool call of `turns` and the answer that closes `row_T` lacks.
 
         Nothing where the answer has it, or where its tokens end elsewhere than the template's.
@@ -172,7 +175,7 @@ class Rendering:
                 return ids[-num_tokens:]
         return ()
 
-    def _bridge(self, row_T: np.ndarray, num_sampled: int, new: Sequence[Turn], tools: Sequence[dict]) -> Rendered | None:
+    def _bridge(self, row_T: np.ndarray, num_sampled: int, new: Sequence[Turn], tools: Sequence[Json]) -> Rendered | None:
         num_prompt = len(row_T) - num_sampled
         first = max(0, num_prompt - TAIL_TOKENS)
         prompt, completion = row_T[first:num_prompt].tolist(), row_T[num_prompt:].tolist()
@@ -187,7 +190,7 @@ class Rendering:
         return Rendered(how=How.BRIDGED, keep=first + keep, new_T=np.asarray(ids[keep:], dtype=TOKEN))
 
     def _continue(
-        self, renderer: OwnTemplateRenderer, row_T: np.ndarray, turns: Sequence[Turn], num_answered: int, tools: Sequence[dict]
+        self, renderer: OwnTemplateRenderer, row_T: np.ndarray, turns: Sequence[Turn], num_answered: int, tools: Sequence[Json]
     ) -> Rendered | None:
         """As `_bridge`, by the text that the model's own template writes after the answer."""
         settled = self._settled(turns, tools)
@@ -202,7 +205,7 @@ class Rendering:
             keep, closing = (keep, closing.removeprefix(end)) if closing.startswith(end) else (keep - 1, closing)
         return Rendered(how=How.BRIDGED, keep=keep, new_T=np.asarray(self.tokenizer.encode(closing + rest), dtype=TOKEN))
 
-    def _splice(self, row_T: np.ndarray, turns: Sequence[Turn], num_answered: int, tools: Sequence[dict]) -> Rendered | None:
+    def _splice(self, row_T: np.ndarray, turns: Sequence[Turn], num_answered: int, tools: Sequence[Json]) -> Rendered | None:
         settled = self._settled(turns, tools)
         rendered = self.renderer.render(self._messages(settled.turns), tools=self._tools(tools), add_generation_prompt=True)
         if len(rendered.sampled_mask) != len(rendered.token_ids):
@@ -216,26 +219,26 @@ class Rendering:
             return None  # the answer was cut before its closing token
         return Rendered(how=How.SPLICED, keep=len(row_T), new_T=np.asarray(rendered.token_ids[last + 1 :], dtype=TOKEN))
 
-    def _settled(self, turns: Sequence[Turn], tools: Sequence[dict]) -> Settled:
+    def _settled(self, turns: Sequence[Turn], tools: Sequence[Json]) -> Settled:
         settled = settle(turns, has_later_system=self._abilities.has_later_system)
         return with_tools(settled, tools) if tools and not self._abilities.has_tools else settled
 
-    def _tools(self, tools: Sequence[dict]) -> list[dict] | None:
+    def _tools(self, tools: Sequence[Json]) -> list[ToolSpec] | None:
         """Raises ValueError where neither the template nor the format of the answers knows tools."""
         if not tools:
             return None
         if self._abilities.has_tools:
-            return self._literals.protect_all(tools)
+            return renderer_tools(self._literals.protect_all(tools))
         if isinstance(self.renderer, OwnTemplateRenderer):
             raise ValueError("it has no place for tools, so the policy would not know of them: use a harness without tools")
         return None
 
-    def _messages(self, turns: Sequence[Turn]) -> list[dict]:
+    def _messages(self, turns: Sequence[Turn]) -> list[Message]:
         return [self._message(turn) for turn in turns]
 
-    def _message(self, turn: Turn) -> dict:
+    def _message(self, turn: Turn) -> Message:
         protect = self._literals.protect
-        message: dict = {"role": turn.role, "content": protect(turn.text)}
+        message: Message = {"role": turn.role, "content": protect(turn.text)}
         if turn.reasoning is not None:
             message["reasoning_content"] = protect(turn.reasoning)
         if turn.tool_uses:
@@ -276,9 +279,9 @@ class StringParameters:
     """Which parameters are declared as strings, of the tool lists that were seen last."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Sequence[dict], frozenset[tuple[str, str]]]] = {}
+        self._known: dict[int, tuple[Sequence[Json], frozenset[tuple[str, str]]]] = {}
 
-    def of(self, tools: Sequence[dict]) -> IsString:
+    def of(self, tools: Sequence[Json]) -> IsString:
         known = self._known.get(id(tools))
         if known is None or known[0] is not tools:
             known = self._known[id(tools)] = tools, frozenset(_declared_strings(tools))
@@ -288,7 +291,7 @@ class StringParameters:
         return lambda tool, parameter: (tool, parameter) in strings
 
 
-def _declared_strings(tools: Sequence[dict]) -> Iterator[tuple[str, str]]:
+def _declared_strings(tools: Sequence[Json]) -> Iterator[tuple[str, str]]:
     for tool in tools:
         function = tool.get("function", tool)
         parameters = function.get("parameters")

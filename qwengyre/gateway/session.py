@@ -14,7 +14,8 @@ from qwengyre.core.ids import CallId
 from qwengyre.gateway.dialects import BY_NAME
 from qwengyre.gateway.hints import GivenAnswer, HintReader
 from qwengyre.gateway.protocol.deltas import AnswerSoFar
-from qwengyre.gateway.protocol.request import InvalidRequest, ItemCache, ModelRequest, said_in_blocks
+from qwengyre.gateway.protocol.fields import InvalidRequest, Json
+from qwengyre.gateway.protocol.request import ItemCache, ModelRequest, said_in_blocks
 from qwengyre.gateway.rendering import How, Rendering
 from qwengyre.gateway.seen import Seen
 from qwengyre.trajectory.calls import CallLog, RecordedCall
@@ -183,7 +184,7 @@ class Session:
         turns = [keyed.turn for keyed in request.turns]
         if matched.answer is not None:
             with _template_refusals():
-                base, base_tokens, new_T, cause, is_anew = self._behind(matched, turns, request)
+                base, base_tokens, new_T, cause, is_anew = self._behind(matched.answer, matched.num_turns, turns, request)
         else:
             new_T, is_anew = self._render(request), False
             base, base_tokens, cause = self._beside(matched, turns, new_T)
@@ -204,19 +205,18 @@ class Session:
             return self._rendering.render([keyed.turn for keyed in request.turns], request.tools.specs)
 
     def _behind(
-        self, matched: Match, turns: Sequence[Turn], request: ModelRequest
+        self, answer: Answer, num_turns: int, turns: Sequence[Turn], request: ModelRequest
     ) -> tuple[int, int, np.ndarray, BranchCause, bool]:
         """A context that goes on behind a recorded answer."""
-        answer = matched.answer
         call = self.calls[answer.call]
         num_answer = answer.num_sampled
         known_T = self.calls.sequence(call.number, call.num_prompt - call.started.first_index + num_answer)
-        rest_T = self._rest(call, answer, known_T, turns[: matched.num_turns], request.tools.specs)
+        rest_T = self._rest(call, answer, known_T, turns[:num_turns], request.tools.specs)
         seen_T = np.concatenate([known_T, rest_T])
-        rendered = self._rendering.extend(seen_T, num_answer + len(rest_T), turns, matched.num_turns, request.tools.specs)
+        rendered = self._rendering.extend(seen_T, num_answer + len(rest_T), turns, num_turns, request.tools.specs)
         if rendered.how is How.RENDERED:
             shared = common_prefix(known_T, rendered.new_T)
-            has_answers = any(turn.role == "assistant" for turn in turns[matched.num_turns :])
+            has_answers = any(turn.role == "assistant" for turn in turns[num_turns:])
             cause = BranchCause.DIVERGES if has_answers else BranchCause.RERENDERED
             return call.number, shared, rendered.new_T[shared:], cause, True
         cause = BranchCause.EXTENDS if rendered.how is How.BRIDGED else BranchCause.DIVERGES
@@ -224,7 +224,7 @@ class Session:
         return call.number, keep, np.concatenate([seen_T[keep : rendered.keep], rendered.new_T]), cause, False
 
     def _rest(
-        self, call: RecordedCall, answer: Answer, known_T: np.ndarray, turns: Sequence[Turn], tools: Sequence[dict]
+        self, call: RecordedCall, answer: Answer, known_T: np.ndarray, turns: Sequence[Turn], tools: Sequence[Json]
     ) -> np.ndarray:
         """int32: what the client saw of an answer after its tokens in `known_T`, and the end of a tool call that was cut before it."""
         if answer.rest:

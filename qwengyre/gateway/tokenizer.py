@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -68,10 +68,20 @@ class FastTokenizer:
         ids = found if isinstance(found, list) else [found]
         return tuple(dict.fromkeys(token for token in (*ids, self.eos_token_id) if isinstance(token, int)))
 
-    def apply_chat_template(self, messages: Sequence[dict], **settings: object) -> list[int]:
-        """Tokens of a conversation by the folder's own template, which there must be. Raises TemplateRefused."""
+    def need_template(self) -> ChatTemplate:
+        """Raises ConfigError for a folder without one."""
+        if self.template is None:
+            raise ConfigError(
+                f"{self.name_or_path} has no chat template: name the renderer of its family", key="gateway.renderer.name"
+            )
+        return self.template
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, object]], *, tools: Sequence[Mapping[str, object]] | None = None, **settings: object
+    ) -> list[int]:
+        """Tokens of a conversation by the folder's own template. Raises TemplateRefused, ConfigError."""
         given = {name: value for name, value in settings.items() if name not in ("tokenize", "return_dict")}
-        return self.encode(self.template.render(messages, **given))
+        return self.encode(self.need_template().render(messages, tools=tools, **given))
 
     def protect_from(self, renderer: Renderer) -> Literals:
         """Have control tokens that are spelled out in texts stay text, once these went through the result's `protect`."""

@@ -15,6 +15,7 @@ from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 from qwengyre.gateway.protocol.deltas import AnswerSoFar, Delta, TextDelta
 from qwengyre.gateway.rendering import Rendering
 from qwengyre.gateway.templates.formats import keeps_white_space
+from qwengyre.gateway.templates.probes import renderer_tools
 from qwengyre.testing.renderers import ANSWER_FORMATS, CONTROL_TOKENS, AnswerFormat
 from qwengyre.testing.tokenizers import MARKUP
 from qwengyre.trajectory.match import Turn
@@ -133,7 +134,7 @@ def difference(
     """How what is told differs from `parse_response` of the whole; None when it does not."""
     told = streamed(rendering, ids, range(len(ids)), tail, tools)
     try:
-        read = rendering.renderer.parse_response(list(ids), tools=list(tools) or None, prompt_ids=list(tail))
+        read = rendering.renderer.parse_response(list(ids), tools=renderer_tools(tools), prompt_ids=list(tail))
     except (ValueError, RecursionError):  # a number of thousands of digits, or nested too deeply
         return None
     if renderer in _DROPS_TEXT and read.reasoning_complete is False:

@@ -10,6 +10,8 @@ from typing import Any
 class Exchange:
     """One request and what has come back of the answer."""
 
+    task: asyncio.Task[None]
+
     def __init__(self) -> None:
         self.status = 0
         self.body = b""
@@ -17,7 +19,6 @@ class Exchange:
         self.is_done = False
         self._changed = asyncio.Event()
         self._left = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
 
     @property
     def num_events(self) -> int:

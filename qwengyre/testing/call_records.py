@@ -8,7 +8,16 @@ import numpy as np
 
 from qwengyre.core.arrays import LOGPROB, TOKEN, pack
 from qwengyre.core.ids import ExecutionId, ServerId
-from qwengyre.trajectory.records import BranchCause, CallFinished, CallRecord, CallStarted, Opened, RoleHints, TokensSampled
+from qwengyre.trajectory.records import (
+    BranchCause,
+    CallEnd,
+    CallFinished,
+    CallRecord,
+    CallStarted,
+    Opened,
+    RoleHints,
+    TokensSampled,
+)
 from qwengyre.trajectory.tree import TrajectoryTree
 
 PLAIN = RoleHints("chat", system_digest="main", num_tools=1)
@@ -37,7 +46,7 @@ def call_records(
     version: int = 0,
     hints: RoleHints = PLAIN,
     abandoned: bool = False,
-    reason: str = "stop",
+    reason: CallEnd = "stop",
     cause: BranchCause | None = None,
     chunk: int = 0,
     num_masked: int = 0,

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import GenerateRequest
 from qwengyre.gateway.app import HarnessApp
 from qwengyre.gateway.config import GatewayConfig
@@ -24,6 +25,7 @@ from qwengyre.testing.engines import ScriptedEngine
 from qwengyre.trajectory.records import Opened
 
 CALL_PATHS = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
+EXECUTION, SERVER = ExecutionId("e000001-0"), ServerId("cell-0")
 TOKENS_PER_CHUNK = 7
 
 
@@ -150,14 +152,14 @@ class Replay:
         stop = asyncio.Event()
         serving = asyncio.ensure_future(self.gateway.serve(stop))
         await asyncio.sleep(0)
-        opened = Opened(-1, "e000001-0", 0, 7, 1.0, True, 1 << 20, 1 << 16, "policy")
+        opened = Opened(-1, EXECUTION, 0, 7, 1.0, True, 1 << 20, 1 << 16, "policy")
         self.execution = await self.gateway.open(opened)
-        await self.gateway.set_server("cell-0", self.engine)
-        self.execution.route.set("cell-0")
+        await self.gateway.set_server(SERVER, self.engine)
+        self.execution.route.set(SERVER)
         by_seq = {row["seq"]: row for row in self.rows}
         for group in order or [[row["seq"]] for row in self.rows]:
             await asyncio.gather(*(self._send(by_seq[seq]) for seq in group))
-        await self.gateway.close("e000001-0")
+        await self.gateway.close(EXECUTION)
         stop.set()
         await serving
         self._journal.close()
@@ -233,4 +235,4 @@ class Replay:
 
 def _path(row: dict[str, Any]) -> str:
     query = "&".join(f"{key}={value}" for key, value in row["query"].items())
-    return row["path"] + (f"?{query}" if query else "")
+    return f"{row['path']}?{query}".rstrip("?")

@@ -7,17 +7,19 @@ sizes that belong together do not shrink alike, `CHANGES` says so.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from qwengyre.models.follow import sentence
 from qwengyre.models.load import as_in_memory, load
 from qwengyre.models.probe import PROBE
 from qwengyre.models.rounding import probe_of
 from qwengyre.models.shrink import HEAD_WIDTH, HIDDEN, shrink
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MOST_PARAMETERS = 4_000_000
 """More, and the config was not made small."""
@@ -56,7 +58,7 @@ def tiny_config(family: str, **changes: Any) -> Any:
         raise NotBuilt(f"its default config cannot be made small: {sentence(error)}") from error
 
 
-def tiny_model(family: str, **changes: Any) -> nn.Module:
+def tiny_model(family: str, **changes: Any) -> PreTrainedModel:
     """Seeded, fp32, in eval mode; `changes` go into its config. Raises NotBuilt."""
     from transformers import AutoModelForCausalLM
 
@@ -77,7 +79,7 @@ def tiny_model(family: str, **changes: Any) -> nn.Module:
 
 
 @torch.no_grad()
-def lively(model: nn.Module) -> nn.Module:
+def lively(model: PreTrainedModel) -> PreTrainedModel:
     """Weights of a size at which every part counts: matrices at 0.15, vectors moved by a tenth; the same for the same model.
 
     What begins at zero is drawn: several families begin their routers so, and the corrections of routers that a folder keeps untrained.
@@ -94,7 +96,7 @@ def lively(model: nn.Module) -> nn.Module:
     return model
 
 
-def write_family(folder: Path, family: str, **changes: Any) -> nn.Module:
+def write_family(folder: Path, family: str, **changes: Any) -> PreTrainedModel:
     """Save a tiny model as a Hugging Face folder without a tokenizer, in the names and pieces that its published folders have."""
     model = tiny_model(family, **changes)
     model.save_pretrained(folder)
@@ -117,14 +119,16 @@ def published(folder: Path, parameters: dict[str, np.ndarray]) -> dict[str, np.n
     return parameters | {PROBE: probe_of(model).packed()}
 
 
-def write_vision_language(folder: Path) -> nn.Module:
+def write_vision_language(folder: Path) -> PreTrainedModel:
     """A tiny Qwen3.5 with its vision tower: the text model is what a policy is."""
     from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-    text, tokens = tiny_config("qwen3_5_text"), {"image_token_id": 60, "video_token_id": 61}
+    text = tiny_config("qwen3_5_text")
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": HIDDEN, "patch_size": 4}
     torch.manual_seed(0)
-    config = Qwen3_5Config(text_config=text.to_dict(), vision_config={**vision, "num_position_embeddings": 16}, **tokens)
-    model = lively(Qwen3_5ForConditionalGeneration(config)).eval()
+    vision["num_position_embeddings"] = 16
+    config = Qwen3_5Config(text_config=text.to_dict(), vision_config=vision, image_token_id=60, video_token_id=61)
+    model = lively(Qwen3_5ForConditionalGeneration(config))
+    model.eval()
     model.save_pretrained(folder)
     return model

@@ -96,7 +96,9 @@ def _gemini(answer: bytes, is_stream: bool) -> Follow:
 
     def follow(body: dict[str, Any]) -> dict[str, Any]:
         calls = [part["functionCall"] for part in parts if "functionCall" in part]
-        results = [{"functionResponse": {"id": call["id"], "name": call["name"], "response": {"output": "r"}}} for call in calls]
+        results: list[dict[str, Any]] = [
+            {"functionResponse": {"id": call["id"], "name": call["name"], "response": {"output": "r"}}} for call in calls
+        ]
         said = {"role": "model", "parts": parts}, {"role": "user", "parts": results or [{"text": "go on"}]}
         return {**body, "contents": [*body["contents"], *said]}
 

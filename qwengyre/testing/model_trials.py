@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
 from qwengyre.core.errors import ModelRefused, UnsupportedModel
 from qwengyre.engines.api import GenerateRequest, Sampling
@@ -25,6 +24,10 @@ from qwengyre.testing.training import every_token, flat_gradient, paths_alone, r
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.tree_model import TreeModel
 from qwengyre.trajectory.layout import build_row
+from qwengyre.transfer.api import Pieces
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MAX_GAP = 1e-5
 """Of a log-prob, for each nat of the largest one; of a gradient, relative (L2)."""
@@ -46,7 +49,7 @@ class WrongModel(AssertionError):
     """A model that was taken, and computed otherwise than by itself."""
 
 
-def try_trainer(model: nn.Module) -> TrialVerdict:
+def try_trainer(model: PreTrainedModel) -> TrialVerdict:
     """Log-probs and gradients over a random forest, whole and in chunks, against each path run alone. Raises WrongModel."""
     paths = random_paths(np.random.default_rng(1), 8, 4, vocabulary=VOCABULARY)
     row = build_row(paths)
@@ -70,7 +73,7 @@ def try_trainer(model: nn.Module) -> TrialVerdict:
     return TrialVerdict(True)
 
 
-def try_embedded(model: nn.Module) -> TrialVerdict:
+def try_embedded(model: PreTrainedModel) -> TrialVerdict:
     """Two texts in pieces and token by token, then the probe in blocks, against the model's own forward. Raises WrongModel."""
     try:
         served = GeneralModel(model)
@@ -86,7 +89,7 @@ def try_embedded(model: nn.Module) -> TrialVerdict:
     return TrialVerdict(True)
 
 
-def try_move(model: nn.Module) -> TrialVerdict:
+def try_move(model: PreTrainedModel) -> TrialVerdict:
     """A call that moves in mid-generation gets the tokens of one that stays, and computes nothing again. Raises WrongModel."""
     try:
         served = GeneralModel(model)
@@ -137,7 +140,7 @@ def _answer(core: EngineCore, prompt: np.ndarray, first_index: int, num_tokens: 
     return found
 
 
-def _copy(regions: Mapping[str, Any], into: Mapping[str, Any]) -> None:
+def _copy(regions: Mapping[str, Pieces], into: Mapping[str, Pieces]) -> None:
     """As a carrier reads: regions may be in pieces at either end."""
     for name, targets in into.items():
         source = regions[name]

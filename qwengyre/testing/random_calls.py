@@ -45,16 +45,16 @@ def random_execution(
         words = rng.integers(num_words, size=0 if kind == "retry" else rng.integers(1, 5)).tolist()
         sampled = rng.integers(num_words, size=rng.integers(0, 5)).tolist()
         prompt = (base.sequence[:shared] if base else []) + words
-        by_base = base is not None and rng.random() < 0.8
+        named = base if base is not None and rng.random() < 0.8 else None
         answered = bool(rng.random() < 0.85)
         num_masked = int(rng.integers(len(sampled) + 1)) if rng.random() < 0.2 else 0
         hints = AGENTS[int(rng.random() < 0.3)] if index == 0 or rng.random() < 0.9 else TITLE
         records = call_records(
             index,
-            words if by_base else prompt,
+            words if named else prompt,
             sampled,
-            base=calls.index(base) if by_base else -1,
-            base_tokens=shared if by_base else 0,
+            base=calls.index(named) if named else -1,
+            base_tokens=shared if named else 0,
             version=int(rng.integers(3)),
             hints=hints,
             abandoned=not answered,

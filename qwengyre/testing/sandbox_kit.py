@@ -13,7 +13,7 @@ import tempfile
 import textwrap
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.task import Task, load_task
 
+Used = TypeVar("Used")
 PROBE = "qwengyre_probe_harness"
 SECRET = f"key-{secrets.token_hex(8)}-of-this-execution"
 """Drawn anew by every process of tests, so that nobody finds it in another's processes."""
@@ -78,12 +79,12 @@ class Kit:
             **settings,
         )
 
-    async def with_launcher(self, config: HarnessConfig, use: Callable[[Launcher], Awaitable[Any]]) -> Any:
+    async def with_launcher(self, config: HarnessConfig, use: Callable[[Launcher], Awaitable[Used]]) -> Used:
         """Serve a gateway that echoes request bodies, open a launcher, and use it."""
         with tempfile.TemporaryDirectory(prefix="qg-", dir="/tmp") as folder:  # a test's own may be too long for a socket
             return await self._with_launcher(config, use, Path(folder) / "s")
 
-    async def _with_launcher(self, config: HarnessConfig, use: Callable[[Launcher], Awaitable[Any]], socket: Path) -> Any:
+    async def _with_launcher(self, config: HarnessConfig, use: Callable[[Launcher], Awaitable[Used]], socket: Path) -> Used:
         os.umask(0)  # the kit's gateways have sockets that every user may open, as the real one has
         over_unix = await asyncio.start_unix_server(self.answer, str(socket), limit=2**24)
         over_tcp = await asyncio.start_server(self.answer, "127.0.0.1", 0, limit=2**24)

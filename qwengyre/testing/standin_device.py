@@ -32,9 +32,9 @@ class MixedDevices(RuntimeError):
 
 
 class DeviceTensor(torch.Tensor):
-    """`inner` holds the numbers."""
+    """`numbers` lie on the host."""
 
-    inner: Tensor
+    numbers: Tensor
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> DeviceTensor:
@@ -44,20 +44,22 @@ class DeviceTensor(torch.Tensor):
             strides=inner.stride(),
             storage_offset=inner.storage_offset(),
             dtype=inner.dtype,
-            device=f"{NAME}:0",
+            device=torch.device(NAME, 0),
         )
-        made.inner = inner
+        made.numbers = inner
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, operator: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch types the function that stands for none
+        cls, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         return run(operator, args, kwargs or {})
 
-    def __repr__(self, **options: object) -> str:
-        return f"{NAME}({self.inner!r})"
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]  # torch leaves its own untyped
+        return f"{NAME}({self.numbers!r})"
 
 
-def run(operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def run(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The operator on the host; what it returns is on the device if it was told so, or if any of its tensors is."""
     name = operator._schema.name
     given = [value for value in tree_iter((args, kwargs)) if isinstance(value, Tensor)]
@@ -81,13 +83,13 @@ def run(operator: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         out = operator(*inner_args, **inner_kwargs)
     if name == "aten::_to_copy" and not any(out is value for value in given) and out.data_ptr() == _inner(given[0]).data_ptr():
         out = out.clone()
-    own = {id(value.inner): value for value in there} | {id(value): value for value in given}
+    own = {id(value.numbers): value for value in there} | {id(value): value for value in given}
     wrap = functools.partial(_outer, own=own, goes=goes)
     return tree_map(wrap, out)
 
 
 def _inner(value: Any) -> Any:
-    return value.inner if isinstance(value, DeviceTensor) else value
+    return value.numbers if isinstance(value, DeviceTensor) else value
 
 
 def _outer(value: Any, own: dict[int, Tensor], goes: bool) -> Any:
@@ -97,7 +99,9 @@ def _outer(value: Any, own: dict[int, Tensor], goes: bool) -> Any:
 
 
 class _Mode(TorchDispatchMode):
-    def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         return run(operator, args, kwargs or {})
 
 
@@ -114,5 +118,5 @@ def standin_device() -> Iterator[torch.device]:
     when nothing went backward before, and other code may take it for an accelerator.
     """
     _register()
-    with _Mode():
+    with _Mode():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         yield torch.device(NAME, 0)

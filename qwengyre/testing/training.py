@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from qwengyre.trainer.norms import replace_norms
 from qwengyre.trainer.rows import Targets
 from qwengyre.trajectory.layout import LayoutPath, TreeRow
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 VOCABULARY = 61
 
 
@@ -28,7 +31,9 @@ class InDouble(TorchFunctionMode):
     Else two ways to add up one thing are as far apart as float32's rounding, and a test in float64 shows no more than one in float32.
     """
 
-    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
             if function is Tensor.float:
@@ -41,52 +46,57 @@ class InDouble(TorchFunctionMode):
 TEMPERATURE = 0.7
 
 
-def tiny_qwen3(dtype: torch.dtype = torch.float32, **changes: object) -> nn.Module:
+def tiny_qwen3(dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:
     """A seeded Qwen3 of 2 layers with grouped heads and tied embeddings."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**{**_SIZES, "tie_word_embeddings": True, **changes})).to(dtype)
+    model = _in(dtype, Qwen3ForCausalLM(Qwen3Config(**{**_SIZES, "tie_word_embeddings": True, **changes})))
     replace_norms(model)
     return model
 
 
-def tiny_qwen3_moe(dtype: torch.dtype = torch.float32, **changes: object) -> nn.Module:
+def tiny_qwen3_moe(dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:
     """A seeded Qwen3-MoE of 2 layers: 4 experts, 2 of them per token, untied head."""
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
     sizes = {**_SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1}
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**sizes, **changes})).to(dtype)
+    model = _in(dtype, Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**sizes, **changes})))
     if dtype == torch.float64:
         model.set_experts_implementation("eager")
     replace_norms(model)
     return model
 
 
-def tiny_hybrid(family: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+def tiny_hybrid(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A seeded `qwen3-next` (with experts) or `qwen3.5`: two layers of gated delta net, one of attention."""
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 
     torch.manual_seed(0)
     linear = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
-    layers = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "linear_attention", "full_attention"]}
+    layers: dict[str, Any] = {"num_hidden_layers": 3, "layer_types": ["linear_attention", "linear_attention", "full_attention"]}
     sizes = {**_SIZES, **linear, **layers}
+    model: PreTrainedModel
     if family == "qwen3.5":
         model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes))
     else:
         experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
-        model = Qwen3NextForCausalLM(Qwen3NextConfig(**sizes, **experts))
+        model = Qwen3NextForCausalLM(Qwen3NextConfig(**{**sizes, **experts}))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:  # decay and step biases start equal: make every head forget differently
                 parameter.add_(0.1 * torch.randn_like(parameter))
     if dtype == torch.float64 and family == "qwen3-next":
         model.set_experts_implementation("eager")
-    return model.to(dtype)
+    return _in(dtype, model)
 
 
-_SIZES = {
+def _in(dtype: torch.dtype, model: PreTrainedModel) -> PreTrainedModel:
+    return nn.Module.to(model, dtype)  # transformers' own `to` has no type
+
+
+_SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -138,7 +148,7 @@ def every_token(row: TreeRow) -> tuple[Targets, np.ndarray]:
 
 
 def paths_alone(
-    model: nn.Module, paths: Sequence[LayoutPath], row: TreeRow, token_row_O: np.ndarray, coef_O: np.ndarray
+    model: PreTrainedModel, paths: Sequence[LayoutPath], row: TreeRow, token_row_O: np.ndarray, coef_O: np.ndarray
 ) -> tuple[np.ndarray, Tensor]:
     """The oracle: log-probs (O,) and the flat gradient of sum(coef * logp), each path by itself by the model's own attention."""
     model.set_attn_implementation("eager")

@@ -39,6 +39,9 @@ class RoleHints(msgspec.Struct, frozen=True, omit_defaults=True):
     """Earlier calls whose answer, one without a tool call, stands in a tool result that is new here."""
 
 
+CallEnd = Literal["stop", "length", "abort", "error"]
+
+
 class BranchCause(StrEnum):
     """Why a call's context is where it is in the tree."""
 
@@ -125,7 +128,7 @@ class TokensRouted(msgspec.Struct, frozen=True, tag="r", array_like=True):
 class CallFinished(msgspec.Struct, frozen=True, tag="e", array_like=True):
     session: int
     call: int
-    reason: Literal["stop", "length", "abort", "error"]
+    reason: CallEnd
     num_sampled: int
     cached_tokens: int
     abandoned: bool

@@ -41,8 +41,8 @@ class ArgumentsWriter:
     def __init__(self, said: Said):
         self._said = said
         self._is_first = True
-        self._string: Trimmed | None = None
-        self._held = ""
+        self._name, self._string, self._held = "", Trimmed(), ""
+        """Of the string that was begun last."""
         self._is_streaming = False
 
     def begin(self, name: str) -> None:
@@ -72,7 +72,7 @@ class ArgumentsWriter:
             self._said.arguments('"')
         else:
             self.add(self._name, self._held)
-        self._string, self._is_streaming = None, False
+        self._is_streaming = False
 
     def end(self, *, is_valid: bool) -> None:
         """The call is whole. A string that never closed is left out if nothing of it was told."""

@@ -139,6 +139,9 @@ class Channels(msgspec.Struct, frozen=True, kw_only=True):
 class ChannelParser:
     """Follows `Channels` token by token."""
 
+    _call: CallReader
+    """While `_where` is CALL."""
+
     def __init__(self, channels: Channels, special: frozenset[int], start: AnswerStart):
         """`special` are all control tokens that `channels` names."""
         self._channels, self._start = channels, start
@@ -151,7 +154,6 @@ class ChannelParser:
         self._beginning: list[int] | None = []
         """Tokens that may still be the header; None once that is known."""
         self._lead = ""
-        self._call: CallReader | None = None
         self._held: list[tuple[ChannelMarker | None, int, str]] = []
         self._tail = ""
         self._prefix: str | None = None
@@ -159,7 +161,7 @@ class ChannelParser:
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         if self._beginning is not None:
-            token_ids = self._past_header(token_ids)
+            token_ids = self._past_header(self._beginning, token_ids)
         self._read(token_ids)
         return self._said.take()
 
@@ -172,9 +174,9 @@ class ChannelParser:
 
     # --- what comes in ---------------------------------------------------------------------------------------------------
 
-    def _past_header(self, token_ids: Sequence[int]) -> Sequence[int]:
+    def _past_header(self, beginning: list[int], token_ids: Sequence[int]) -> Sequence[int]:
         """What can be read now: nothing while the answer may be repeating the header."""
-        header, begun = self._channels.header, [*self._beginning, *token_ids]
+        header, begun = self._channels.header, [*beginning, *token_ids]
         if begun and len(begun) < len(header) and header[: len(begun)] == tuple(begun):
             self._beginning = begun
             return ()
@@ -310,8 +312,7 @@ class ChannelParser:
             self._where = Where.CONTENT
 
     def _close_call(self, *, is_closed: bool) -> None:
-        call, self._call = self._call, None
-        raw = call.finish(closed=is_closed)
+        raw = self._call.finish(closed=is_closed)
         if raw is not None:
             channels = self._channels
             self._said.show(f"{channels.opener}\n{raw.strip()}" + (f"\n{channels.closer}" if is_closed else ""))

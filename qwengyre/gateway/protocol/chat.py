@@ -17,6 +17,7 @@ from qwengyre.gateway.protocol.deltas import (
     Usage,
 )
 from qwengyre.gateway.protocol.dialect import AnswerHead, AnswerStream, Dialect, kind_of
+from qwengyre.gateway.protocol.fields import Json
 from qwengyre.gateway.protocol.openai_errors import openai_error, openai_overflow
 from qwengyre.gateway.protocol.request import ItemCache, ModelRequest
 
@@ -68,7 +69,7 @@ class ChatDialect(Dialect):
         return openai_overflow(num_tokens, max_tokens, param="messages")
 
 
-def _usage(counted: Usage) -> dict:
+def _usage(counted: Usage) -> Json:
     return {
         "prompt_tokens": counted.prompt,
         "completion_tokens": counted.completion,
@@ -107,11 +108,11 @@ class _Stream:
     def fail(self, message: str) -> bytes:
         return sse.data(openai_error(message, kind="server_error")) + sse.DONE
 
-    def _chunk(self, delta: dict, reason: str | None = None) -> bytes:
+    def _chunk(self, delta: Json, reason: str | None = None) -> bytes:
         return sse.data({**self._head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
 
 
-def _delta(delta: Delta) -> dict:
+def _delta(delta: Delta) -> Json:
     match delta:
         case TextDelta():
             return {"content": delta.text}

@@ -18,6 +18,7 @@ from qwengyre.gateway.protocol.fields import (
     Honored,
     Ignored,
     InvalidRequest,
+    Json,
     RefusedField,
     decode,
     refusal,
@@ -198,7 +199,7 @@ def parse(body: bytes, cache: ItemCache) -> ModelRequest:
 
 
 def _calls(asked: Body, tools: Tools) -> CallLimit:
-    choice = asked.get("tool_choice", str | _ToolChoice, "auto")
+    choice: str | _ToolChoice = asked.get("tool_choice", str | _ToolChoice, "auto")
     is_parallel = asked.get("parallel_tool_calls", bool, True)
     if choice == "none":
         return CallLimit.NONE
@@ -269,13 +270,14 @@ def _texts(content: str | list[_Part] | None, role: TurnRole) -> tuple[list[str]
 
 def _parse_tools(raw: bytes) -> Tools:
     functions: list[_Function] = []
-    for tool in decode(raw, list[_Tool] | None, "tools") or []:
+    tools: list[_Tool] = decode(raw, list[_Tool] | None, "tools") or []
+    for tool in tools:
         if tool.function is None:
             raise refusal(TOOLS, tool.type, "tools")
         functions.append(tool.function)
     return tools_of([function_spec(function.name, function.description, function.parameters) for function in functions])
 
 
-def tool_calls(uses: Sequence[ToolUse]) -> list[dict]:
+def tool_calls(uses: Sequence[ToolUse]) -> list[Json]:
     """Tool calls as they stand in a message."""
     return [{"id": use.id, "type": "function", "function": {"name": use.name, "arguments": use.arguments}} for use in uses]

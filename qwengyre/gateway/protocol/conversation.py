@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from qwengyre.gateway.protocol.fields import Json
 from qwengyre.trajectory.match import Turn
 
 
@@ -56,7 +57,7 @@ def settle(turns: Sequence[Turn], *, has_later_system: bool, is_beginning: bool 
     return Settled(tuple(out), tuple(sources))
 
 
-def with_tools(settled: Settled, tools: Sequence[dict]) -> Settled:
+def with_tools(settled: Settled, tools: Sequence[Json]) -> Settled:
     """The system message tells of the tools: for a format that has calls, and a template that never says which (DeepSeek V3)."""
     lines = [msgspec.json.encode(tool).decode() for tool in tools]
     note = "\n".join(("# Tools", "", "You may call these functions:", "<tools>", *lines, "</tools>"))

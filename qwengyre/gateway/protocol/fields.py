@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import UnionType
 from typing import Any, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+Json = dict[str, Any]
+"""An object of JSON."""
 NULL = msgspec.Raw(b"null")
 MAX_NAMED = 16
 """More ignored fields than this are not named: a client that invents names gets no header of a thousand."""
@@ -51,10 +54,11 @@ CACHE = Ignored("every prefix is kept while its execution runs, marked or not")
 UNCONSTRAINED = "the policy is not constrained: ask for the format in the prompt and leave this out"
 
 
-def decode(raw: bytes, form: type[T], what: str) -> T:
-    """Decode JSON. Raises InvalidRequest that says where it is wrong."""
+def decode(raw: bytes, form: type[T] | UnionType, what: str) -> T:
+    """Decode JSON. Raises InvalidRequest that says where it is wrong. What a union of types gives is known to who asked."""
     try:
-        return msgspec.json.decode(raw, type=form)
+        found: T = msgspec.json.decode(raw, type=form)
+        return found
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
         raise InvalidRequest(f"{what}: {error}") from error
     except RecursionError as error:
@@ -83,14 +87,14 @@ class Body:
         """The field's JSON, `null` where it is missing."""
         return self._raw.get(name, NULL)
 
-    def get(self, name: str, form: type[T], default: T) -> T:
+    def get(self, name: str, form: type[T] | UnionType, default: T) -> T:
         """The field's value, `default` where it is missing or null."""
         raw = self._raw.get(name)
         return decode(raw, form, name) if raw is not None and _asks(raw) else default
 
     def count(self, name: str) -> int | None:
         """A whole number from 1 on; clients that count in floats may write `100.0`."""
-        number = self.get(name, int | float | None, None)
+        number: float | None = self.get(name, int | float | None, None)
         if number is None:
             return None
         if number != number // 1 or number < 1:

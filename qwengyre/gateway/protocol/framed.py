@@ -239,14 +239,14 @@ class InklingParser(FrameParser):
 
     def _close(self, *, is_closed: bool) -> None:
         if self._call is not None:
-            self._close_call(is_closed=is_closed)
+            self._close_call(self._call, is_closed=is_closed)
         elif self._say is None:
             self._said.say(self._head)
         self._head, self._say, self._call = "", None, None
         self._num_read, self._has_model = 0, False
 
-    def _close_call(self, *, is_closed: bool) -> None:
-        raw = self._call.finish(closed=is_closed)
+    def _close_call(self, call: JsonCall, *, is_closed: bool) -> None:
+        raw = call.finish(closed=is_closed)
         if raw is None:
             return
         if not self._name:

@@ -20,6 +20,7 @@ from qwengyre.gateway.protocol.deltas import (
     Usage,
 )
 from qwengyre.gateway.protocol.dialect import AnswerHead, AnswerStream, Dialect, Place
+from qwengyre.gateway.protocol.fields import Json
 from qwengyre.gateway.protocol.request import ItemCache, ModelRequest, arguments_object
 from qwengyre.trajectory.match import ToolUse
 
@@ -86,11 +87,11 @@ class GeminiDialect(Dialect):
         )
 
 
-def _error(status: int, message: str) -> dict:
+def _error(status: int, message: str) -> Json:
     return {"error": {"code": status, "message": message, "status": STATUSES.get(status, "INVALID_ARGUMENT")}}
 
 
-def _part(block: Block) -> dict:
+def _part(block: Block) -> Json:
     if block.use is not None:
         return _call(block.use)
     if block.kind == "reasoning":
@@ -98,12 +99,12 @@ def _part(block: Block) -> dict:
     return {"text": block.text}
 
 
-def _call(use: ToolUse) -> dict:
+def _call(use: ToolUse) -> Json:
     call = {"id": use.id, "name": use.name, "args": arguments_object(use.arguments)}
     return {"functionCall": call, "thoughtSignature": gemini_request.signature(use.id)}
 
 
-def _response(request: ModelRequest, head: AnswerHead, parts: Sequence[dict], ending: Ending | None) -> dict:
+def _response(request: ModelRequest, head: AnswerHead, parts: Sequence[Json], ending: Ending | None) -> Json:
     candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
     if ending is not None:
         candidate["finishReason"] = REASONS[ending.reason]
@@ -111,7 +112,7 @@ def _response(request: ModelRequest, head: AnswerHead, parts: Sequence[dict], en
     return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": request.model, "responseId": head.id}
 
 
-def _usage(counted: Usage) -> dict:
+def _usage(counted: Usage) -> Json:
     """Gemini counts thoughts beside what is said, not as a part of it."""
     return {
         "promptTokenCount": counted.prompt,
@@ -134,7 +135,7 @@ class _Stream:
         return b""
 
     def deltas(self, deltas: Sequence[Delta]) -> bytes:
-        parts: list[dict] = []
+        parts: list[Json] = []
         for delta in sse.merged(deltas):
             if isinstance(delta, ToolArguments):
                 self._arguments.append(delta.text)
@@ -158,12 +159,12 @@ class _Stream:
     def fail(self, message: str) -> bytes:
         return sse.data(_error(500, message))
 
-    def _ended_call(self) -> list[dict]:
+    def _ended_call(self) -> list[Json]:
         if self._call is None:
             return []
         use = ToolUse(id=self._call.id, name=self._call.name, arguments="".join(self._arguments))
         self._call, self._arguments = None, []
         return [_call(use)]
 
-    def _chunk(self, parts: Sequence[dict], ending: Ending | None = None) -> bytes:
+    def _chunk(self, parts: Sequence[Json], ending: Ending | None = None) -> bytes:
         return sse.data(_response(self._request, self._head, parts, ending))

@@ -20,6 +20,7 @@ from qwengyre.gateway.protocol.fields import (
     Honored,
     Ignored,
     InvalidRequest,
+    Json,
     RefusedField,
     decode,
     refusal,
@@ -197,7 +198,7 @@ def _camel_keys(raw: bytes, what: str) -> bytes:
     >>> _camel_keys(b'{"top_p": {"a_b": 1}}', "x")
     b'{"topP":{"a_b": 1}}'
     """
-    found = decode(raw, dict[str, msgspec.Raw] | None, what) or {}
+    found: dict[str, msgspec.Raw] = decode(raw, dict[str, msgspec.Raw] | None, what) or {}
     return msgspec.json.encode({_camel(name): value for name, value in found.items()})
 
 
@@ -225,7 +226,7 @@ def _parse_system(raw: bytes, cache: ItemCache) -> ParsedItem:
     if bytes(memoryview(raw)[:1]) == b'"':
         text = decode(raw, str, "systemInstruction")
     else:
-        content = decode(raw, _Content | None, "systemInstruction") or _Content()
+        content: _Content = decode(raw, _Content | None, "systemInstruction") or _Content()
         text = join_texts([_text(part, "systemInstruction") for part in _parts(content)])
     return ParsedItem(turns=(cache.keyed(Turn(role="system", text=text)),) if text else ())
 
@@ -243,7 +244,7 @@ def _parse_content(raw: bytes, cache: ItemCache) -> ParsedItem:
         case role:
             raise InvalidRequest(f"contents: unknown role {role!r}: user or model", param="contents")
     last = parts[-1].get("text") if parts else None
-    last_block = decode(last, str | None, "contents") or "" if last is not None else ""
+    last_block: str = (decode(last, str | None, "contents") or "") if last is not None else ""
     return ParsedItem(turns=tuple(cache.keyed(turn) for turn in turns), last_block=last_block)
 
 
@@ -348,9 +349,8 @@ def _written(media_type: str, data: object) -> str | None:
 
 def _parse_tools(raw: bytes) -> tuple[Tools, list[str]]:
     """The functions that the policy is offered, and the tools that it is not."""
-    tools = [
-        {_camel(name): value for name, value in tool.items()} for tool in decode(raw, list[dict[str, Any]] | None, "tools") or []
-    ]
+    given: list[Json] = decode(raw, list[Json] | None, "tools") or []
+    tools = [{_camel(name): value for name, value in tool.items()} for tool in given]
     declared: list[Any] = []
     for tool in tools:
         functions = tool.get("functionDeclarations") or []

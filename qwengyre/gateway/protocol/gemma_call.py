@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from qwengyre.gateway.protocol.said import Said, json_text, value_of
@@ -80,7 +81,7 @@ class GemmaCall:
                 self._said.arguments(json_text(value_of(self._upto(_LITERAL_ENDS))))
                 self._expects = self._after_value
 
-    def _enter(self, opener: str, closer: str, expects: object) -> None:
+    def _enter(self, opener: str, closer: str, expects: Callable[[], None]) -> None:
         self._open.append(closer)
         self._said.arguments(opener)
         self._at += 1

@@ -18,6 +18,7 @@ from qwengyre.gateway.protocol.deltas import (
     Usage,
 )
 from qwengyre.gateway.protocol.dialect import AnswerHead, AnswerStream, Dialect, kind_of
+from qwengyre.gateway.protocol.fields import Json
 from qwengyre.gateway.protocol.request import ItemCache, ModelRequest, arguments_object
 
 SIGNATURE: Final = "qwengyre"
@@ -72,7 +73,7 @@ class MessagesDialect(Dialect):
         return self.error(400, f"prompt is too long: {num_tokens} tokens > {max_tokens} maximum")
 
 
-def _usage(counted: Usage) -> dict:
+def _usage(counted: Usage) -> Json:
     return {
         "input_tokens": counted.prompt - counted.cached,
         "cache_creation_input_tokens": 0,
@@ -85,7 +86,7 @@ class _Stream:
     """One content block is open at a time."""
 
     def __init__(self, request: ModelRequest, head: AnswerHead):
-        self._message = {
+        self._message: Json = {
             "id": f"msg_{head.id}",
             "type": "message",
             "role": "assistant",
@@ -132,7 +133,7 @@ class _Stream:
             case ToolArguments():
                 return self._say({"type": "input_json_delta", "partial_json": delta.text})
 
-    def _begin(self, kind: str, block: dict) -> bytes:
+    def _begin(self, kind: str, block: Json) -> bytes:
         if self._open == kind:
             return b""
         out = self._close()
@@ -140,7 +141,7 @@ class _Stream:
         start = {"type": "content_block_start", "index": self._index, "content_block": block}
         return out + sse.event("content_block_start", start)
 
-    def _say(self, delta: dict) -> bytes:
+    def _say(self, delta: Json) -> bytes:
         return sse.event("content_block_delta", {"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def _close(self) -> bytes:
@@ -151,7 +152,7 @@ class _Stream:
         return out + sse.event("content_block_stop", {"type": "content_block_stop", "index": self._index})
 
 
-def _content(block: Block) -> dict:
+def _content(block: Block) -> Json:
     if block.use is not None:
         return {"type": "tool_use", "id": block.use.id, "name": block.use.name, "input": arguments_object(block.use.arguments)}
     if block.kind == "reasoning":
@@ -159,5 +160,5 @@ def _content(block: Block) -> dict:
     return {"type": "text", "text": block.text}
 
 
-def _error(message: str, kind: str) -> dict:
+def _error(message: str, kind: str) -> Json:
     return {"type": "error", "error": {"type": kind, "message": message}}

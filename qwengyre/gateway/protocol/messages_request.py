@@ -198,7 +198,7 @@ def _calls(asked: Body, tools: Tools) -> CallLimit:
 
 def _parse_system(raw: bytes, cache: ItemCache) -> ParsedItem:
     """The system prompt; `last_block` is the billing block, which the model never sees."""
-    blocks = decode(raw, str | list[_Block] | None, "system") or []
+    blocks: str | list[_Block] = decode(raw, str | list[_Block] | None, "system") or []
     texts = [blocks] if isinstance(blocks, str) else [_text(block) for block in blocks]
     billing = "\n".join(text for text in texts if text.startswith(BILLING))
     text = join_texts([text for text in texts if not text.startswith(BILLING)])
@@ -275,7 +275,7 @@ def _result_text(content: str | list[dict[str, Any]] | None) -> str:
 
 def _parse_tools(raw: bytes) -> tuple[Tools, list[str]]:
     """The tools that the policy is offered, and the types of those that it is not."""
-    tools = decode(raw, list[_Tool] | None, "tools") or []
+    tools: list[_Tool] = decode(raw, list[_Tool] | None, "tools") or []
     own = [tool for tool in tools if tool.type in (None, "custom")]
     if not all(tool.name for tool in own):
         raise InvalidRequest("tools: a tool without a name", param="tools")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from qwengyre.gateway.protocol import sse
+from qwengyre.gateway.protocol.fields import Json
 
 
-def openai_error(message: str, *, kind: str, code: str | None = None, param: str | None = None) -> dict:
+def openai_error(message: str, *, kind: str, code: str | None = None, param: str | None = None) -> Json:
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from qwengyre.gateway.protocol.deltas import Block
-from qwengyre.gateway.protocol.fields import InvalidRequest
+from qwengyre.gateway.protocol.fields import InvalidRequest, Json
 from qwengyre.trajectory.match import DIGEST_BYTES, KeyedTurn, ToolUse, Turn, digest, key_turn
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class CallLimit(Enum):
 class Tools(msgspec.Struct, frozen=True):
     """What the model may call, as the template sees it: `{"type": "function", "function": {...}}`."""
 
-    specs: tuple[dict, ...] = ()
+    specs: tuple[Json, ...] = ()
     digest: bytes = b""
     names: dict[str, Any] = {}
     """What the dialect needs to say a call back, by tool name."""
@@ -95,7 +95,8 @@ class ItemCache:
         found = self._parsed.get(key)
         if found is not None:
             self._parsed.move_to_end(key)
-            return found[0]
+            kept: T = found[0]
+            return kept
         return self._remember(key, parse(raw), memoryview(raw).nbytes)
 
     def keyed(self, turn: Turn) -> KeyedTurn:
@@ -107,7 +108,8 @@ class ItemCache:
         found = self._parsed.get(key)
         if found is not None:
             self._parsed.move_to_end(key)
-            return found[0]
+            kept: KeyedTurn = found[0]
+            return kept
         return self._remember(key, self.keyed(make()), sum(memoryview(raw).nbytes for raw in raws))
 
     def _remember(self, key: bytes, parsed: T, num_bytes: int) -> T:
@@ -154,15 +156,15 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(text for text in stops if text)
 
 
-def function_spec(name: str, description: object, parameters: object) -> dict:
-    function: dict = {"name": name}
+def function_spec(name: str, description: object, parameters: object) -> Json:
+    function: Json = {"name": name}
     if isinstance(description, str):
         function["description"] = description
     function["parameters"] = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
     return {"type": "function", "function": function}
 
 
-def arguments_text(arguments: str | dict | None) -> str:
+def arguments_text(arguments: str | Json | None) -> str:
     """A call's arguments as JSON text; clients write a call without arguments as null or as nothing at all."""
     if not isinstance(arguments, str):
         return msgspec.json.encode(arguments or {}).decode()
@@ -177,9 +179,9 @@ def arguments_object(arguments: str) -> object:
         return {"__unparsedToolInput": arguments}
 
 
-def tools_of(specs: Sequence[dict], names: dict[str, Any] | None = None) -> Tools:
+def tools_of(specs: Sequence[Json], names: dict[str, Any] | None = None) -> Tools:
     """Raises InvalidRequest for two tools of one name: a call could not be told apart. The same tool twice is one tool."""
-    by_name: dict[str, dict] = {}
+    by_name: dict[str, Json] = {}
     for spec in specs:
         name = spec["function"]["name"]
         if by_name.setdefault(name, spec) != spec:

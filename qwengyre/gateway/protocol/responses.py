@@ -20,6 +20,7 @@ from qwengyre.gateway.protocol.deltas import (
     Usage,
 )
 from qwengyre.gateway.protocol.dialect import AnswerHead, AnswerStream, Dialect, kind_of
+from qwengyre.gateway.protocol.fields import Json
 from qwengyre.gateway.protocol.openai_errors import openai_error, openai_overflow
 from qwengyre.gateway.protocol.request import CallLimit, ItemCache, ModelRequest, Tools
 from qwengyre.gateway.protocol.responses_request import ToolKind, item_id
@@ -64,7 +65,7 @@ class ResponsesDialect(Dialect):
         return openai_overflow(num_tokens, max_tokens, param="input")
 
 
-def _item(block: Block, answer: str, index: int, tools: Tools) -> dict:
+def _item(block: Block, answer: str, index: int, tools: Tools) -> Json:
     if block.use is not None:
         return _call_item(item_id("fc", answer, index), block.use, _kind(tools, block.use.name), "completed")
     if block.kind == "reasoning":
@@ -76,7 +77,7 @@ class _CustomArguments(msgspec.Struct):
     input: str
 
 
-def _usage(counted: Usage) -> dict:
+def _usage(counted: Usage) -> Json:
     return {
         "input_tokens": counted.prompt,
         "input_tokens_details": {"cached_tokens": counted.cached},
@@ -103,7 +104,7 @@ def _response(request: ModelRequest, head: AnswerHead) -> dict[str, Any]:
     }
 
 
-def _ended(response: dict, output: list[dict], ending: Ending) -> dict:
+def _ended(response: Json, output: list[Json], ending: Ending) -> Json:
     is_cut = ending.reason == "length"
     return {
         **response,
@@ -114,21 +115,21 @@ def _ended(response: dict, output: list[dict], ending: Ending) -> dict:
     }
 
 
-def _reasoning_item(item_id: str, text: str) -> dict:
+def _reasoning_item(item_id: str, text: str) -> Json:
     content = [{"type": "reasoning_text", "text": text}] if text else []
     return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "encrypted_content": None}
 
 
-def _message_item(item_id: str, text: str | None, status: str) -> dict:
+def _message_item(item_id: str, text: str | None, status: str) -> Json:
     content = [] if text is None else [_part(text)]
     return {"id": item_id, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
-def _part(text: str) -> dict:
+def _part(text: str) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _call_item(item_id: str, use: ToolUse, kind: ToolKind, status: str) -> dict:
+def _call_item(item_id: str, use: ToolUse, kind: ToolKind, status: str) -> Json:
     item = {"id": item_id, "type": kind.type, "status": status, "call_id": use.id, "name": kind.name or use.name}
     if kind.type == "custom_tool_call":
         item["input"] = _custom_input(use.arguments)
@@ -150,14 +151,16 @@ def _custom_input(arguments: str) -> str:
 class _Stream:
     """One output item is open at a time."""
 
+    _use: ToolUse
+    """The last tool call that was begun."""
+
     def __init__(self, request: ModelRequest, head: AnswerHead):
         self._response = _response(request, head)
         self._answer_id, self._tools = head.id, request.tools
-        self._output: list[dict] = []
+        self._output: list[Json] = []
         self._open: str | None = None
         self._item_id = ""
         self._text: list[str] = []
-        self._use: ToolUse | None = None
         self._sequence = -1
 
     def start(self) -> bytes:
@@ -259,4 +262,5 @@ class _Stream:
 
 
 def _kind(tools: Tools, name: str) -> ToolKind:
-    return tools.names.get(name, FUNCTION)
+    kind: ToolKind = tools.names.get(name, FUNCTION)
+    return kind

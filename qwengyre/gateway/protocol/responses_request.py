@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -20,6 +21,7 @@ from qwengyre.gateway.protocol.fields import (
     Honored,
     Ignored,
     InvalidRequest,
+    Json,
     RefusedField,
     decode,
     refusal,
@@ -137,10 +139,13 @@ TOOLS: Final[dict[str, Field]] = {
 }
 
 
+CallKind = Literal["function_call", "custom_tool_call"]
+
+
 class ToolKind(msgspec.Struct, frozen=True):
     """How a tool's call is said back."""
 
-    type: Literal["function_call", "custom_tool_call"] = "function_call"
+    type: CallKind = "function_call"
     namespace: str | None = None
     name: str = ""
     """What the client calls it; empty where the policy calls it the same."""
@@ -215,7 +220,7 @@ def parse(body: bytes, cache: ItemCache) -> ModelRequest:
 
 
 def _calls(asked: Body, tools: Tools) -> CallLimit:
-    choice = asked.get("tool_choice", str | _ToolChoice, "auto")
+    choice: str | _ToolChoice = asked.get("tool_choice", str | _ToolChoice, "auto")
     is_parallel = asked.get("parallel_tool_calls", bool, True)
     if choice == "none":
         return CallLimit.NONE
@@ -238,17 +243,21 @@ def _items(raw: bytes, cache: ItemCache, offered: _OfferedTools) -> list[ParsedI
         text = decode(raw, str, "input")
         return [ParsedItem(turns=(cache.keyed(Turn(role="user", text=text)),), last_block=text)]
     kind = f"responses item {offered.tools.digest.hex()}" if offered.renamed else "responses item"
-    raws = decode(raw, list[msgspec.Raw] | None, "input") or []
+    raws: list[msgspec.Raw] = decode(raw, list[msgspec.Raw] | None, "input") or []
     parts = [cache.get(kind, item_raw, lambda raw: _parse_item(raw, cache, offered.renamed)) for item_raw in raws]
     results = {part.turns[0].turn.tool_use_id: at for at, part in enumerate(parts) if isinstance(part, ParsedItem) and part.turns}
+
+    def is_answered(at: int, use: ToolUse) -> bool:
+        return results.get(use.id, -1) > at
+
     out: list[ParsedItem] = []
     run: list[tuple[bytes, _Fragment]] = []
     for at, (item_raw, part) in enumerate(zip(raws, parts, strict=True)):
-        is_said = isinstance(part, _Fragment)
-        if run and not (is_said and _goes_on([inner for _, inner in run], part, lambda use, at=at: results.get(use.id, -1) > at)):
+        said = part if isinstance(part, _Fragment) else None
+        if run and not (said and _goes_on([inner for _, inner in run], said, functools.partial(is_answered, at))):
             out.append(_answer(run, cache))
             run = []
-        if is_said:
+        if isinstance(part, _Fragment):
             run.append((item_raw, part))
         else:
             out.append(part)
@@ -364,7 +373,7 @@ def _texts(content: str | Sequence[dict[str, Any]] | None) -> list[str]:
 
 
 def _parse_tools(raw: bytes) -> _OfferedTools:
-    tools = decode(raw, list[dict[str, Any]] | None, "tools") or []
+    tools: list[Json] = decode(raw, list[Json] | None, "tools") or []
     flat: list[tuple[str, dict[str, Any]]] = []
     for tool in tools:
         if tool.get("type") == "namespace":
@@ -374,14 +383,15 @@ def _parse_tools(raw: bytes) -> _OfferedTools:
     offered = [(namespace, tool) for namespace, tool in flat if tool.get("type") in ("function", "custom")]
     if not all(isinstance(tool.get("name"), str) and tool["name"] for _, tool in offered):
         raise InvalidRequest("tools: a tool without a name", param="tools")
-    full_names = {(namespace, tool["name"]) for namespace, tool in offered}
+    full_names: set[tuple[str, str]] = {(namespace, tool["name"]) for namespace, tool in offered}
     num_of = Counter(name for _, name in full_names)
     renamed = {(namespace, name): f"{namespace}__{name}" for namespace, name in full_names if namespace and num_of[name] > 1}
-    specs, kinds = [], {}
+    specs: list[Json] = []
+    kinds: dict[str, ToolKind] = {}
     for namespace, tool in offered:
-        name = renamed.get((namespace, tool["name"]), tool["name"])
+        name = renamed.get((namespace, tool["name"])) or str(tool["name"])
         specs.append(_spec(name, tool))
-        kind = "custom_tool_call" if tool["type"] == "custom" else "function_call"
+        kind: CallKind = "custom_tool_call" if tool["type"] == "custom" else "function_call"
         kinds[name] = ToolKind(type=kind, namespace=namespace or None, name=tool["name"] if name != tool["name"] else "")
     ignored = {str(tool.get("type")) for _, tool in flat if tool.get("type") not in ("function", "custom")}
     return _OfferedTools(tools_of(specs, kinds), renamed, tuple(sorted(ignored)))
@@ -394,7 +404,7 @@ def _inner_tools(namespace: dict[str, Any]) -> list[dict[str, Any]]:
     return inner
 
 
-def _spec(name: str, tool: dict[str, Any]) -> dict:
+def _spec(name: str, tool: dict[str, Any]) -> Json:
     if tool["type"] == "function":
         return function_spec(name, tool.get("description"), tool.get("parameters"))
     text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}

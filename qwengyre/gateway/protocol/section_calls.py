@@ -93,7 +93,7 @@ class FencedCall:
 
     def _head(self) -> tuple[str, str | None]:
         """The name, and what follows its line; None while the line may go on."""
-        name, line_end, rest = self._after.lstrip().partition("\n")
+        name, line_end, rest = (self._after or "").lstrip().partition("\n")
         return name.strip(), rest.lstrip() if line_end else None
 
     def _begin(self) -> None:
@@ -149,7 +149,7 @@ class DsmlCall:
 
     def _step(self) -> bool:
         if self._argument is not None:
-            return self._read_value()
+            return self._read_value(self._argument)
         return self._read_open() if self._is_begun else self._read_head()
 
     def _read_head(self) -> bool:
@@ -173,14 +173,14 @@ class DsmlCall:
         self._argument = Argument(self._writer, key, is_string=is_string == "true", trim=Trimmed(""))
         return True
 
-    def _read_value(self) -> bool:
+    def _read_value(self, argument: Argument) -> bool:
         at = self._body.find(_CLOSE, self._at)
         keep = 0 if at >= 0 else may_begin(self._body[self._at :][-len(_CLOSE) :], (_CLOSE,))
         upto = at if at >= 0 else len(self._body) - keep
-        self._argument.push(self._body[self._at : upto])
+        argument.push(self._body[self._at : upto])
         self._at = upto
         if at < 0:
             return False
-        self._argument.close()
+        argument.close()
         self._argument, self._at = None, at + len(_CLOSE)
         return True

@@ -58,7 +58,7 @@ class TagCall:
         self._body = ""
         self._at = 0
         """What lies before is read."""
-        self._name: str | None = None
+        self._name = ""
         self._has_calls = self._is_early = False
         self._waits = False
         """A call is whole, but not its block: whether it is one, and the calls after it, will be seen at the block's end."""
@@ -79,20 +79,20 @@ class TagCall:
             self.text("")
         if closed and (self._is_early or not self._has_calls):
             self._read_at_end()
-        elif self._name is not None:
+        elif self._name:
             self._writer.end(is_valid=closed and self._form.tail is None)
         return None if self._has_calls else self._body.strip()
 
     def _step(self) -> bool:
         """Read the next tag or piece of a value; False when more text is needed."""
         if self._argument is not None:
-            return self._read_value()
-        if self._name is not None:
+            return self._read_value(self._argument)
+        if self._name:
             return self._read_open()
-        return self._read_head() if self._form.head is not None else self._read_name()
+        return self._read_head(self._form.head) if self._form.head is not None else self._read_name()
 
-    def _read_head(self) -> bool:
-        found = self._find(self._form.head, len(self._body))
+    def _read_head(self, head: Tag) -> bool:
+        found = self._find(head, len(self._body))
         if found is None:
             return False
         if self._form.tail is None and 0 <= self._body.find(self._form.open.prefix) < found.end():
@@ -113,13 +113,14 @@ class TagCall:
         self._writer.begin(name)
 
     def _read_open(self) -> bool:
-        end = self._body.find(self._form.tail, self._at) if self._form.tail else -1
+        tail = self._form.tail or ""
+        end = self._body.find(tail, self._at) if tail else -1
         found = self._find(self._form.open, end if end >= 0 else len(self._body))
         if found is not None:
             self._begin_argument(found)
             return True
         if end >= 0:
-            self._end_call(end)
+            self._end_call(end + len(tail))
         return end >= 0
 
     def _begin_argument(self, found: re.Match[str]) -> None:
@@ -127,27 +128,27 @@ class TagCall:
         self._at = found.end()
         self._argument = Argument(self._writer, key, is_string=self._is_string(self._name, key), trim=Trimmed())
 
-    def _read_value(self) -> bool:
+    def _read_value(self, argument: Argument) -> bool:
         ends = [end for end in (self._form.close, self._form.tail) if end]
         places = [(at, end) for end in ends if (at := self._body.find(end, self._at)) >= 0]
         if not places:
             keep = may_begin(self._body[self._at :][-max(map(len, ends)) :], ends)
             upto = len(self._body) - keep
-            self._argument.push(self._body[self._at : upto])
+            argument.push(self._body[self._at : upto])
             self._at = upto
             return False
         at, end = min(places)
-        self._argument.push(self._body[self._at : at])
+        argument.push(self._body[self._at : at])
         if end == self._form.close:
-            self._argument.close()
+            argument.close()
             self._at = at + len(end)
         else:
-            self._end_call(at)
+            self._end_call(at + len(end))
         self._argument = None
         return True
 
-    def _end_call(self, at: int) -> None:
-        self._waits, self._name, self._at = True, None, at + len(self._form.tail)
+    def _end_call(self, upto: int) -> None:
+        self._waits, self._name, self._at = True, "", upto
 
     def _find(self, tag: Tag, end: int) -> re.Match[str] | None:
         at = self._body.find(tag.prefix, self._at, end)
@@ -189,7 +190,7 @@ class TokenTagCall:
         self._whole = ""
         self._text = ""
         """Of the name or the key that is being read."""
-        self._name: str | None = None
+        self._name = ""
         self._argument: Argument | None = None
         self._expects: Callable[[int, str], bool] = self._in_name
         self._waiting: list[tuple[int | None, str]] = []
@@ -215,7 +216,7 @@ class TokenTagCall:
     def finish(self, *, closed: bool) -> str | None:
         if self._waiting:
             self._replay()
-        if self._name is None and closed and (name := self._text.strip()):
+        if not self._name and closed and (name := self._text.strip()):
             self._begin(name)
         if not self._name:
             return self._whole.strip()
@@ -278,7 +279,7 @@ class TokenTagCall:
         return True
 
     def _in_value(self, token: int, piece: str) -> bool:
-        if token != self._tags.value_end:
+        if token != self._tags.value_end or self._argument is None:
             return False
         self._argument.close()
         self._argument, self._expects = None, self._between

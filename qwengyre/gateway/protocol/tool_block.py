@@ -200,6 +200,7 @@ def _loads(text: str) -> object:
 
 def _json_string(text: str) -> str | None:
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except json.JSONDecodeError:
         return None
+    return found if isinstance(found, str) else None

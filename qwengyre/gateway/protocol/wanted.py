@@ -39,12 +39,13 @@ class Wanted:
         for delta in deltas:
             if self.is_over:
                 break
-            is_text = isinstance(delta, TextDelta)
-            if text := self._stops.push(delta.text) if is_text else self._stops.flush():
+            if text := self._stops.push(delta.text) if isinstance(delta, TextDelta) else self._stops.flush():
                 wanted.append(TextDelta(text=text))
             if self._has_one_call and isinstance(delta, ToolStart) and delta.index:
                 self._is_past_calls = True
-            elif not is_text:  # the text before it has ended: what was held back did not become a stop string
+            elif not isinstance(
+                delta, TextDelta
+            ):  # the text before it has ended: what was held back did not become a stop string
                 wanted.append(delta)
         return wanted
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
-from renderers.base import Renderer
+from renderers.base import Message, Renderer, ToolCall
 
-from qwengyre.gateway.templates.probes import TOOLS
+from qwengyre.gateway.protocol.fields import Json
+from qwengyre.gateway.templates.probes import TOOLS, renderer_tools
 from qwengyre.gateway.tokenizer import FastTokenizer
 
 _FIRST, _LATER = "first-rule", "later-rule"
-_SYSTEM, _LATER_SYSTEM = {"role": "system", "content": _FIRST}, {"role": "system", "content": _LATER}
-_USER, _ANSWER = {"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}
+_SYSTEM: Final[Message] = {"role": "system", "content": _FIRST}
+_LATER_SYSTEM: Final[Message] = {"role": "system", "content": _LATER}
+_USER: Final[Message] = {"role": "user", "content": "question"}
+_ANSWER: Final[Message] = {"role": "assistant", "content": "answer"}
 _BROKEN = '{"broken'
-_RESULT = {"role": "tool", "tool_call_id": "call-0", "name": "find", "content": "result"}
+_RESULT: Final[Message] = {"role": "tool", "tool_call_id": "call-0", "name": "find", "content": "result"}
 
 
 class Abilities(msgspec.Struct, frozen=True):
@@ -38,8 +42,8 @@ def abilities_of(tokenizer: FastTokenizer, renderer: Renderer) -> Abilities:
     )
 
 
-def _called(arguments: str) -> dict:
-    call = {"id": "call-0", "type": "function", "function": {"name": "find", "arguments": arguments}}
+def _called(arguments: str) -> Message:
+    call: ToolCall = {"id": "call-0", "type": "function", "function": {"name": "find", "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
@@ -56,14 +60,14 @@ def _has_later_system(tokenizer: FastTokenizer, renderer: Renderer) -> bool:
     return True
 
 
-def _text(tokenizer: FastTokenizer, renderer: Renderer, messages: list[dict], tools: Sequence[dict] = ()) -> str | None:
+def _text(tokenizer: FastTokenizer, renderer: Renderer, messages: list[Message], tools: Sequence[Json] = ()) -> str | None:
     ids = _ids(renderer, messages, tools)
     return None if ids is None else tokenizer.decode(ids)
 
 
-def _ids(renderer: Renderer, messages: list[dict], tools: Sequence[dict] = ()) -> list[int] | None:
+def _ids(renderer: Renderer, messages: list[Message], tools: Sequence[Json] = ()) -> list[int] | None:
     """None when the renderer refuses."""
     try:
-        return renderer.render_ids(messages, tools=list(tools) or None, add_generation_prompt=True)
+        return renderer.render_ids(messages, tools=renderer_tools(tools), add_generation_prompt=True)
     except (AttributeError, LookupError, TypeError, ValueError):
         return None

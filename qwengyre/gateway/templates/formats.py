@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from renderers import DefaultRendererConfig
 from renderers.base import Renderer
@@ -65,11 +65,12 @@ def keeps_white_space(renderer: Renderer) -> bool:
     return _form_of(renderer) in UNSTRIPPED
 
 
-def _form_of(renderer: Renderer) -> str | None:
+def _form_of(renderer: Renderer) -> str:
+    """Empty for a renderer of somebody's own."""
     config = getattr(renderer, "config", None)
     if isinstance(config, DefaultRendererConfig):
         return f"default {config.tool_parser}"
-    return getattr(config, "name", None)
+    return str(getattr(config, "name", ""))
 
 
 def _channel_parsers(given: Channels) -> NewParser:
@@ -89,7 +90,7 @@ def _stops(v: Vocabulary) -> dict[int, ChannelMarker]:
     return dict.fromkeys(v.stops, ChannelMarker.STOP)
 
 
-def _bare(v: Vocabulary, moves: Moves, call: tuple[str, str], new_call: NewReader, header: str, **more: object) -> NewParser:
+def _bare(v: Vocabulary, moves: Moves, call: tuple[str, str], new_call: NewReader, header: str, **more: Any) -> NewParser:
     """Reasoning, text, then calls that stand by themselves."""
     tokens, texts = _think_markers(v, *THINK)
     tokens |= {v.id(call[0]): ChannelMarker.CALL, v.id(call[1]): ChannelMarker.CALL_END} | _stops(v)
@@ -138,7 +139,7 @@ def _laguna(trim: str) -> Callable[[Vocabulary], NewParser]:
 def _glm(v: Vocabulary) -> NewParser:
     tags = TagTokens(*v.ids("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"))
     tokens = {v.id(CALL[0]): ChannelMarker.CALL, v.id(CALL[1]): ChannelMarker.CALL_END} | _stops(v)
-    if getattr(v.renderer.config, "enable_thinking", True):
+    if getattr(getattr(v.renderer, "config", None), "enable_thinking", True):
         tokens |= {v.id(THINK[0]): ChannelMarker.THINK, v.id(THINK[1]): ChannelMarker.THINK_END}
     given = Channels(
         moves=channels.INTERLEAVED,
@@ -172,7 +173,7 @@ def _hy3(v: Vocabulary) -> NewParser:
     return _channel_parsers(given)
 
 
-def _sections(v: Vocabulary, moves: Moves, section: tuple[str, str], call: tuple[str, str], **more: object) -> NewParser:
+def _sections(v: Vocabulary, moves: Moves, section: tuple[str, str], call: tuple[str, str], **more: Any) -> NewParser:
     """Reasoning, text, then one section of calls."""
     tokens, texts = _think_markers(v, *THINK)
     tokens |= {v.id(section[0]): ChannelMarker.SECTION, v.id(section[1]): ChannelMarker.SECTION_END}

@@ -12,8 +12,10 @@ from typing import Any
 from openai_harmony import Conversation, DeveloperContent, Message, Role, SystemContent
 from renderers import GptOssRendererConfig
 from renderers.base import resolve_thinking_retention
+from renderers.configs import ResolvedThinkingRetention
 from renderers.gpt_oss import GptOssRenderer, _reasoning_effort
 
+from qwengyre.gateway.templates.jinja import DATE
 from qwengyre.gateway.templates.typescript import typescript
 from qwengyre.gateway.tokenizer import FastTokenizer
 
@@ -21,11 +23,12 @@ from qwengyre.gateway.tokenizer import FastTokenizer
 class HarmonyRenderer(GptOssRenderer):
     def __init__(self, tokenizer: FastTokenizer, config: GptOssRendererConfig):
         self._tokenizer, self.config = tokenizer, config
-        implied = "tool_cycle" if config.auto_drop_analysis else "all"
+        implied: ResolvedThinkingRetention = "tool_cycle" if config.auto_drop_analysis else "all"
         self.effective_thinking_retention = resolve_thinking_retention(config, implied)
         self._enc = HarmonyEncoder(tokenizer)
         self._reasoning_effort_enum = _reasoning_effort(config.reasoning_effort)
-        self._conversation_start_date_resolved = config.conversation_start_date
+        # the prompt begins with a date: one that does not move, so that a conversation keeps its beginning
+        self._conversation_start_date_resolved = config.conversation_start_date or DATE.strftime("%Y-%m-%d")
         for name in ("start", "end", "return", "call", "channel", "message", "constrain"):
             setattr(self, f"_{name}", self._token_id(f"<|{name}|>"))
 
@@ -59,7 +62,9 @@ class HarmonyEncoder:
         return [*ids, self._control("call" if is_call else "end")]
 
     def _control(self, name: str) -> int:
-        return self._tokenizer.convert_tokens_to_ids(f"<|{name}|>")
+        token = self._tokenizer.convert_tokens_to_ids(f"<|{name}|>")
+        assert isinstance(token, int), f"the renderer found <|{name}|>"
+        return token
 
 
 def _text(content: Any, *, has_tools: bool) -> str:
@@ -69,7 +74,8 @@ def _text(content: Any, *, has_tools: bool) -> str:
         case DeveloperContent():
             instructions = [f"# Instructions\n\n{content.instructions}"] if content.instructions else []
             return "\n\n".join([*instructions, *_tools_text(content)])
-    return content.text
+    text: str = content.text
+    return text
 
 
 def _system_text(content: SystemContent, *, has_tools: bool) -> str:

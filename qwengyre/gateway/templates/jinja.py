@@ -15,6 +15,7 @@ import jinja2.sandbox
 import msgspec
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.gateway.protocol.fields import Json
 
 DATE: Final = datetime.datetime(2024, 7, 26)
 """What a template is told when it asks for today's date: the day that Llama 3 falls back to. The real date would give a
@@ -48,7 +49,9 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ConfigError(f"this chat template is not valid Jinja: {error}", file=str(file)) from error
 
-    def render(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, **settings: object) -> str:
+    def render(
+        self, messages: Sequence[Mapping[str, object]], *, tools: Sequence[Mapping[str, object]] | None = None, **settings: object
+    ) -> str:
         """Raises TemplateRefused."""
         given = {"tools": list(tools) if tools else None, "documents": None, "add_generation_prompt": False} | settings
         try:
@@ -60,7 +63,7 @@ class ChatTemplate:
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}`: marks what a model says, for training masks. It renders its content."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012  # as Jinja types it
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -105,7 +108,7 @@ def read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(file.read_bytes(), type=Json)
     except (OSError, msgspec.MsgspecError) as error:
         raise ConfigError(f"this file of the model cannot be read: {error}", file=str(file)) from error
 

@@ -27,7 +27,7 @@ class Literals:
         self._tokenizer = tokenizer
         self._controls = tuple(dict.fromkeys(_controls(added, renderer, template)))
         self._numbers = {control: number for number, control in enumerate(self._controls)}
-        self._spelled = re.compile(_any_of(self._controls)) if self._controls else None
+        self._spelled = re.compile(_any_of(self._controls))
         self._nonce = f"Qg{secrets.token_hex(8)}z"
         self._words = re.compile(f"{self._nonce}([0-9]+)q")
         self._added = re.compile(f"({_any_of([token.content for token in added.values() if token.content])})")
@@ -35,7 +35,7 @@ class Literals:
 
     def protect(self, text: str) -> str:
         """The text with a word in place of every control token that is spelled out in it."""
-        if self._spelled is None or _MARKUP.isdisjoint(text):
+        if _MARKUP.isdisjoint(text):
             return text
         return self._spelled.sub(lambda found: f"{self._nonce}{self._numbers[found.group()]}q", text)
 

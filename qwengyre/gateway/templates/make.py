@@ -15,7 +15,6 @@ from renderers.parsers import TOOL_PARSERS
 from qwengyre.core.errors import ConfigError
 from qwengyre.gateway.templates.families import family_of
 from qwengyre.gateway.templates.harmony import HarmonyRenderer
-from qwengyre.gateway.templates.jinja import DATE
 from qwengyre.gateway.templates.own import OwnTemplateRenderer
 from qwengyre.gateway.templates.reader import CallFormat, find_calls
 from qwengyre.gateway.tokenizer import FastTokenizer
@@ -50,7 +49,7 @@ def make_renderer(tokenizer: FastTokenizer, settings: Settings) -> Renderer:
         known = ", ".join(sorted(set(classes) - {"auto"}))
         raise _unusable(tokenizer, f"there is no {name!r}; there are auto, {known}")
     try:
-        config = classes[name](**{**_dated(name), **settings})
+        config = classes[name](**settings)
         if isinstance(config, renderers.DefaultRendererConfig):
             return _make_default(tokenizer, config)
         if isinstance(config, renderers.GptOssRendererConfig):
@@ -73,10 +72,7 @@ def made_or_none(tokenizer: FastTokenizer, settings: Settings) -> Renderer | Non
 
 
 def _make_default(tokenizer: FastTokenizer, config: renderers.DefaultRendererConfig) -> Renderer:
-    if tokenizer.template is None:
-        raise ConfigError(
-            f"{tokenizer.name_or_path} has no chat template: name the renderer of its family", key="gateway.renderer.name"
-        )
+    tokenizer.need_template()
     is_told = config.tool_parser is not None or config.reasoning_parser is not None
     calls = CallFormat(None, takes_text=False) if is_told else find_calls(tokenizer, _readers(tokenizer))
     return OwnTemplateRenderer(tokenizer, config, calls)
@@ -91,8 +87,3 @@ def _readers(tokenizer: FastTokenizer) -> Iterator[Renderer]:
             yield renderer
     for parser in TOOL_PARSERS:
         yield DefaultRenderer(tokenizer, renderers.DefaultRendererConfig(tool_parser=parser))
-
-
-def _dated(name: str) -> dict[str, str]:
-    """gpt-oss's prompt begins with a date: one that does not move, so that a conversation keeps its beginning."""
-    return {"conversation_start_date": DATE.strftime("%Y-%m-%d")} if name == "gpt-oss" else {}

@@ -20,6 +20,8 @@ _MARK: Final = "Qg answer gQ"
 class OwnTemplateRenderer(DefaultRenderer):
     """`calls.reader` reads answers; without one the package's own parsers do, those that `config` names."""
 
+    _tokenizer: FastTokenizer
+
     def __init__(self, tokenizer: FastTokenizer, config: DefaultRendererConfig, calls: CallFormat):
         """Raises ConfigError when the folder names no token that ends an answer."""
         super().__init__(tokenizer, config)
@@ -42,7 +44,7 @@ class OwnTemplateRenderer(DefaultRenderer):
         None where a longer conversation changes what stands before: a template that drops old reasoning, say.
         """
         given = messages if self._takes_text else _decode_tool_call_arguments(messages)
-        settings, render = {"tools": tools, **(self.config.model_extra or {})}, self._tokenizer.template.render
+        settings, render = {"tools": tools, **(self.config.model_extra or {})}, self._tokenizer.need_template().render
         try:
             before = render(given[:num_answered], **settings)
             whole = render(given, add_generation_prompt=True, **settings)

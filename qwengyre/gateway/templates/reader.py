@@ -9,8 +9,9 @@ from typing import Final
 import msgspec
 from renderers.base import ParsedToolCall, Renderer
 
+from qwengyre.gateway.protocol.fields import Json
 from qwengyre.gateway.templates.jinja import TemplateRefused
-from qwengyre.gateway.templates.probes import TOOLS, USER
+from qwengyre.gateway.templates.probes import TOOLS, USER, renderer_tools
 from qwengyre.gateway.tokenizer import FastTokenizer
 
 NAME: Final = "find"
@@ -36,8 +37,8 @@ def find_calls(tokenizer: FastTokenizer, candidates: Iterable[Renderer]) -> Call
     return CallFormat(None, takes_text=False)
 
 
-def _find_reader(tokenizer: FastTokenizer, arguments: str | dict, candidates: Iterable[Renderer]) -> Renderer | None:
-    template = tokenizer.template
+def _find_reader(tokenizer: FastTokenizer, arguments: str | Json, candidates: Iterable[Renderer]) -> Renderer | None:
+    template = tokenizer.need_template()
     try:
         prompt = template.render([USER], tools=TOOLS, add_generation_prompt=True)
         whole = template.render([USER, _answer(arguments)], tools=TOOLS)
@@ -46,13 +47,13 @@ def _find_reader(tokenizer: FastTokenizer, arguments: str | dict, candidates: It
     shared = next((at for at, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), min(len(prompt), len(whole)))
     prompt_ids, ids = tokenizer.encode(whole[:shared]), tokenizer.encode(whole[shared:])
     for candidate in candidates:
-        read = candidate.parse_response(list(ids), tools=list(TOOLS), prompt_ids=list(prompt_ids)).tool_calls
+        read = candidate.parse_response(list(ids), tools=renderer_tools(TOOLS), prompt_ids=list(prompt_ids)).tool_calls
         if len(read) == 1 and _is_the_call(read[0]):
             return candidate
     return None
 
 
-def _answer(arguments: str | dict) -> dict:
+def _answer(arguments: str | Json) -> Json:
     call = {"id": "call-0", "type": "function", "function": {"name": NAME, "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 

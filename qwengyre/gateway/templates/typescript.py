@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from qwengyre.gateway.protocol.fields import Json
+
 _STEP: Final = "    "
 
 
@@ -31,20 +33,20 @@ def typescript(schema: Any, indent: str) -> str:
         case "array":
             return f"{typescript(schema['items'], indent)}[]" if "items" in schema else "Array<any>"
         case "string":
-            return " | ".join(f'"{value}"' for value in _enum(schema)) or kind
+            return " | ".join(f'"{value}"' for value in _enum(schema)) or "string"
         case "integer" | "number":
             return "number"
         case "boolean":
-            return kind
+            return "boolean"
     return "any"
 
 
-def _properties(schema: dict) -> Sequence[tuple[str, Any]]:
+def _properties(schema: Json) -> Sequence[tuple[str, Any]]:
     properties = schema.get("properties")
     return list(properties.items()) if isinstance(properties, dict) else []
 
 
-def _member(name: str, schema: Any, parent: dict, indent: str) -> str:
+def _member(name: str, schema: Any, parent: Json, indent: str) -> str:
     required = parent.get("required")
     mark = "" if isinstance(required, list) and name in required else "?"
     given = schema if isinstance(schema, dict) else {}
@@ -62,7 +64,7 @@ def _nullable(schema: Any, indent: str) -> str:
     return f"{written} | null" if is_nullable else written
 
 
-def _variants(schema: dict, indent: str) -> Iterator[str]:
+def _variants(schema: Json, indent: str) -> Iterator[str]:
     """Of a member. What was said of the member itself is not said again, nor is anything of its first variant."""
     said = schema.get("description")
     for index, variant in enumerate(schema["oneOf"]):
@@ -81,7 +83,7 @@ def _described(schema: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _head(schema: dict, indent: str) -> Iterator[str]:
+def _head(schema: Json, indent: str) -> Iterator[str]:
     """Comments above a member. Only a description's first line is commented out: the model knows it like that."""
     variants = schema.get("oneOf")
     first = variants[0] if isinstance(variants, list) and variants else None
@@ -106,12 +108,12 @@ def _default(schema: Any, *, is_bare: bool = True) -> str:
     return f"default: {default if is_word else _json(default)}"
 
 
-def _enum(schema: dict) -> list[str]:
+def _enum(schema: Json) -> list[str]:
     values = schema.get("enum")
     return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
 
 
-def _note(schema: dict, indent: str) -> str:
+def _note(schema: Json, indent: str) -> str:
     text = _described(schema)
     return f"{indent}// {text}\n" if text is not None else ""
 

@@ -260,6 +260,16 @@ async def test_a_call_whose_execution_is_closed_while_its_long_prompt_is_encoded
         assert exchange.status == 401 and not execution.live and not len(calls)
 
 
+async def test_a_gateway_that_stops_starts_no_call(bench):
+    """Nobody would run it: its client would wait for an answer that never comes."""
+    async with bench.running():
+        execution = await bench.open(engine=bench.says(SAID))
+        bench.stop.set()
+        exchange = await ask(bench, execution, "/v1/chat/completions", stream=False).finish()
+        assert exchange.status == 503 and b"is stopping" in exchange.body
+        assert not execution.live and not len(execution.session.calls)
+
+
 class FullJournal:
     """Has room for `left` more records."""
 
