@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-browser test-recurrence test-models test-harnesses test-clients lint types bubblewrap clean help
+.PHONY: quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-wheel test-browser test-recurrence test-models test-harnesses test-clients lint types bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -25,6 +25,9 @@ setup: $(INSTALLED) bubblewrap  ## Make the virtual environment and install ever
 
 test: setup  ## Run the tests.
 	$(BIN)/python -m pytest
+
+test-wheel: setup  ## Builds the wheel, installs it in an empty environment, and trains from an empty folder. Some minutes.
+	$(BIN)/python -m pytest checks/test_wheel.py
 
 test-hostile: setup  ## Slow: a small quickstart whose agent attacks all that it can reach before it works.
 	$(BIN)/python -m pytest checks/test_hostile.py

@@ -14,6 +14,7 @@ import typer
 
 from qwengyre.cli.output import say
 from qwengyre.cli.starter_harnesses import HARNESSES, OWN, Installed, StarterHarness, command_of, find
+from qwengyre.config.installation import checkout, shipped
 from qwengyre.config.near import nearest
 from qwengyre.core.errors import ConfigError
 
@@ -66,11 +67,17 @@ def init(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to write; made if it is not there.")] = Path("."),
     harness: Annotated[str, typer.Option(metavar="NAME", help=f"{OWN}, {', '.join(HARNESSES)}.")] = OWN,
     model: Annotated[str, typer.Option(metavar="MODEL", help="The folder of the model to train, or its name on the hub.")] = "",
+    recipe: Annotated[
+        str, typer.Option(metavar="NAME", help="Write a recipe of QwenGyre's own instead, such as quickstart; `list` names them.")
+    ] = "",
 ) -> None:
     """Write a run file with comments and three small tasks, for a harness of your choice or an agent of your own.
 
     Nothing that exists is written over.
     """
+    if recipe:
+        _write_recipe(recipe, folder)
+        return
     if harness != OWN and harness not in HARNESSES:
         near = nearest(harness, (OWN, *HARNESSES))
         hint = f" Did you mean {near!r}?" if near else ""
@@ -92,6 +99,29 @@ def init(
         say(f"note: {note}")
     start = "" if folder == Path.cwd() else f"cd {folder}; "
     say(f"next: {start}qwengyre tasks check tasks/train --solve; qwengyre config check run.toml; qwengyre train run.toml")
+
+
+def _write_recipe(name: str, folder: Path) -> None:
+    """The run file, as it is."""
+    found = sorted(shipped("recipes").glob("*.toml"))
+    recipes = {path.stem: path for path in found if checkout() or "recipes/" not in path.read_text(encoding="utf-8")}
+    if name == "list":
+        for path in recipes.values():
+            with open(path, encoding="utf-8") as file:
+                say(f"{path.stem:22} {file.readline().removeprefix('#').strip()}")
+        return
+    if name not in recipes:
+        near = nearest(name, tuple(recipes))
+        raise ConfigError(
+            f"{name!r} is not a recipe.{f' Did you mean {near!r}?' if near else ''} There are {', '.join(recipes)}",
+            key="--recipe",
+        )
+    target = folder / recipes[name].name
+    if target.exists():
+        raise ConfigError("this is there already: name another folder, or move it away", file=str(target))
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(recipes[name], target)
+    say(f"wrote {target}\nnext: qwengyre train {target}")
 
 
 def _copy(source: Traversable, to: Path) -> None:

@@ -39,6 +39,7 @@ COMMANDS: Final[Commands] = {
     "plan": ("qwengyre.cli.plan:plan", "Find the best cells, mu and phi for a workload."),
     "config": ("qwengyre.cli.config:COMMANDS", "Explain the keys of a run file, or check one."),
     "bench": ("qwengyre.bench:COMMANDS", "Measure parts of the system."),
+    "docs": ("qwengyre.cli.docs:docs", "Read the documentation of this version."),
     "doctor": ("qwengyre.cli.doctor:doctor", "Check what this machine offers and what is missing."),
 }
 USER_ERROR: Final = 2

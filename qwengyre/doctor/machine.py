@@ -12,14 +12,15 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from qwengyre.config.installation import to_have, to_have_vllm, to_repair
 from qwengyre.core.errors import SandboxError
 from qwengyre.doctor.finding import Examination, Finding, Verdict
 from qwengyre.doctor.installed import installed_version
 
 NEEDED: Final = ("torch", "transformers", "tokenizers", "renderers", "safetensors", "msgspec", "starlette", "uvicorn", "httpx")
 OPTIONAL: Final = {
-    "ray": "for cells on several machines: pip install -e '.[ray]'",
-    "vllm": "for engines on accelerators: `make setup-vllm` gives it an environment of its own",
+    "ray": f"for cells on several machines: {to_have('ray')}",
+    "vllm": f"for engines on accelerators: {to_have_vllm()}",
 }
 MIN_MEMORY_GB: Final = 6.0
 MIN_DISK_GB: Final = 5.0
@@ -38,7 +39,7 @@ def packages() -> list[Finding]:
     return [
         Finding(name, "ok", version)
         if (version := installed_version(name))
-        else Finding(name, "missing", "not installed", "run `make setup`")
+        else Finding(name, "missing", "not installed", f"run `{to_repair()}`")
         for name in NEEDED
     ]
 
@@ -110,7 +111,7 @@ def accelerators() -> list[Finding]:
     try:
         import torch
     except ImportError as error:  # missing, or a library of it is
-        return [Finding("accelerator", "missing", f"torch cannot be imported: {error}", "run `make setup`")]
+        return [Finding("accelerator", "missing", f"torch cannot be imported: {error}", f"run `{to_repair()}`")]
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         found = ", ".join(f"{p.name} {p.total_memory / 1e9:.0f} GB" for p in names)

@@ -13,7 +13,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a cell serves calls. The defaults suit a model of about a million parameters on one core."""
 
     engine: Literal["embedded", "vllm", "paced", "served"] = "embedded"
-    """`embedded`: torch in the cell's process. `vllm`: vLLM beside it, on a GPU or a CPU (`make setup-vllm`).
+    """`embedded`: torch in the cell's process. `vllm`: vLLM beside it, on a GPU or a CPU (docs/engines.md).
     `paced`: scripted tokens at the speed of an emulated device. `served`: a server elsewhere, whose model is evaluated, never trained."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """`vllm` only: of weights, keys and values inside the engine."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import msgspec
 
 from qwengyre.cell.cell import CellAddress, CellSpec
+from qwengyre.config.installation import to_have
 from qwengyre.core.errors import ConfigError, NoRoom, ProcessFailed
 from qwengyre.launchers.cell_host import CellHost, HostReply, Joined, ServingRank
 from qwengyre.launchers.config import RayConfig, Reservation
@@ -220,7 +221,7 @@ def join_cluster(address: str, *, key: str) -> bool:
     try:
         import ray
     except ImportError as error:
-        raise ConfigError("Ray is not installed: pip install -e '.[ray]'", key=key) from error
+        raise ConfigError(f"Ray is not installed: {to_have('ray')}", key=key) from error
     if ray.is_initialized():
         return False
     wanted = address or os.environ.get("RAY_ADDRESS", "")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from qwengyre.config.harness_rules import read_harness_rules
+from qwengyre.config.installation import to_have
 from qwengyre.core.errors import ConfigError, ModelRefused, QwenGyreError
 from qwengyre.models.weight_files import weight_files
 from qwengyre.runtime.notes import answer_cap, context_cap, model_positions
@@ -256,7 +257,7 @@ def _check_ranks(config: RunConfig) -> Mistakes:
 def _check_packages(config: RunConfig) -> Mistakes:
     for key, value in (("runtime.launcher", config.runtime.launcher), ("transfer.carrier", config.transfer.carrier)):
         if value in OPTIONAL and importlib.util.find_spec(value) is None:
-            yield ConfigError(f"{value} is not installed: pip install -e '.[{value}]'", key=key)
+            yield ConfigError(f"{value} is not installed: {to_have(value)}", key=key)
     if config.engine.engine == "vllm":
         from qwengyre.engines.vllm.launch import require_vllm
 

@@ -233,7 +233,7 @@ def _load() -> Any:
         from mooncake.engine import TransferEngine
     except ImportError as error:
         raise TransferError(
-            f"the mooncake carrier cannot be loaded ({error}): pip install -e '.[mooncake]', "
+            f"the mooncake carrier cannot be loaded ({error}): install qwengyre's extra `mooncake`, "
             "and the system library libibverbs1 (Debian: apt-get install libibverbs1)"
         ) from error
     return TransferEngine

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import torch
 
+from qwengyre.config.installation import to_have_vllm
 from qwengyre.core.errors import ConfigError, ModelRefused
 from qwengyre.engines.config import EngineConfig
 from qwengyre.models.config_file import read_config_file
@@ -49,7 +50,7 @@ def require_vllm() -> None:
     """Raises ConfigError when vLLM is not installed in this environment."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
-            "vLLM is not installed here: `make setup-vllm` makes an environment of its own; run .venv-vllm/bin/qwengyre",
+            f"vLLM is not installed here: {to_have_vllm()}",
             key="engine.engine",
         )
 

@@ -93,6 +93,21 @@ def test_nothing_is_written_over(there: str, tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == [there], "all or nothing"
 
 
+def test_recipes_are_written_and_named(tmp_path: Path):
+    assert init("--recipe", "quickstart", str(tmp_path)).exit_code == 0
+    assert load_run(tmp_path / "quickstart.toml").tasks.family == "mini-repositories"
+    assert init("--recipe", "quickstart", str(tmp_path)).exit_code == 2, "nothing is written over"
+    assert "Did you mean 'quickstart'" in init("--recipe", "quikstart", str(tmp_path)).output
+    assert "quickstart-vllm" in init("--recipe", "list").output
+
+
+def test_every_page_can_be_read_in_a_terminal():
+    result = CliRunner().invoke(application(["docs"]), ["docs", "docs/training.md"])
+    assert result.exit_code == 0 and "Training on trees" in result.output
+    wrong = CliRunner().invoke(application(["docs"]), ["docs", "trainning"])
+    assert wrong.exit_code == 2 and "did you mean training?" in wrong.output
+
+
 def test_a_misspelt_harness_is_told_the_nearest(tmp_path: Path):
     result = init(str(tmp_path / "made"), "--harness", "claude")
     assert result.exit_code == 2 and "claude-code" in result.output and not (tmp_path / "made").exists()
