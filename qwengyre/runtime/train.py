@@ -289,7 +289,7 @@ class Run:
         self.observer.recount(self.recovered.done.values())
         events = self.recovered.events_of_the_stop()
         if self.reconfigured:
-            events.append(ev.Reconfigured(at=self.recovered.at, **self.reconfigured))
+            events.append(msgspec.structs.replace(ev.Reconfigured(at=self.recovered.at), **self.reconfigured))
             self.observer.say(
                 f"from now on: {', '.join(f'{key_of(name)} = {value}' for name, value in self.reconfigured.items())}"
             )

@@ -158,7 +158,8 @@ def on_image(host: SandboxHost, image: Image, command: Sequence[str]) -> list[st
 
 def _fill(part: str, values: dict[str, str]) -> str:
     """Replace placeholders once, left to right: text that was put in is not searched again."""
-    pieces, rest = [], part
+    pieces: list[str] = []
+    rest = part
     while True:
         found = [(rest.find(name), name) for name in values if name in rest]
         if not found:

@@ -42,6 +42,7 @@ from qwengyre.sandbox.isolation import (
 from qwengyre.sandbox.limits import CGROUP_PREFIX, MIB, Cgroup, find_cgroup_parent, resource_limits, shell_close, shell_prelude
 from qwengyre.sandbox.logs import LogPipe
 from qwengyre.sandbox.on_image import ImageRoot, OwnPython, check_image, image_has, workspace_of
+from qwengyre.sandbox.plans import BoundsPlan, ColdPlan, RelayPlan
 from qwengyre.sandbox.process import Process, Program, nameless_file, run
 from qwengyre.sandbox.room import Room
 from qwengyre.sandbox.seccomp import MACHINES, filter_program
@@ -204,9 +205,11 @@ class SandboxHost:
         """Start a program below `inside.py`, the first process of its sandbox. No view: without isolation."""
         reader, writer = os.pipe()
         own = nameless_file("harness", json.dumps({"command": list(program.command), "env": program.env}).encode())
-        plan = {"cwd": cwd, "stdin": stdin, "harness": own, "lifeline": reader, "subreaper": view is None}
-        plan |= {"cgroup_fds": list(room.cgroup_fds), "rlimits": self.rlimits()}
-        plan["relay"] = {"port": RELAY_PORT, "socket": view.gateway_socket} if view else None
+        bounds = BoundsPlan(cgroup_fds=list(room.cgroup_fds), rlimits=self.rlimits())
+        relay = RelayPlan(port=RELAY_PORT, socket=view.gateway_socket) if view else None
+        plan = ColdPlan(
+            **bounds, cwd=cwd, stdin=stdin, harness=own, lifeline=reader, subreaper=view is None, relay=relay, replaces=False
+        )
         python = self.own_python.bare() if view and view.image else [interpreter(), "-I", "-S"]
         supervisor = msgspec.structs.replace(
             program,
@@ -238,8 +241,10 @@ class SandboxHost:
     ) -> Process:
         """Limits are set by our own program: an image's bash is somebody else's, and need not do what it is told."""
         own = nameless_file("script", json.dumps({"command": list(command), "env": environment}).encode())
-        plan = {"cwd": view.chdir, "stdin": os.devnull, "harness": own, "lifeline": -1, "subreaper": False, "relay": None}
-        plan |= {"cgroup_fds": list(room.cgroup_fds), "rlimits": self.rlimits(), "replaces": True}
+        bounds = BoundsPlan(cgroup_fds=list(room.cgroup_fds), rlimits=self.rlimits())
+        plan = ColdPlan(
+            **bounds, cwd=view.chdir, stdin=os.devnull, harness=own, lifeline=-1, subreaper=False, relay=None, replaces=True
+        )
         supervisor = [*self.own_python.bare(INSIDE), json.dumps(plan)]
         program = Program(supervisor, {}, room.output, pass_fds=room.cgroup_fds, handed_fds=(own,))
         return self.start(self.sandboxed(view, program, room.identity))

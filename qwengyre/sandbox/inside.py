@@ -5,6 +5,8 @@ imports a few C modules of the standard library and nothing of QwenGyre: its sta
 The warm start (`zygote.py`) uses the same `apply_limits`, `listen` and `Relay`, so both end up with the same limits.
 """
 
+from __future__ import annotations
+
 import errno
 import json
 import os
@@ -14,6 +16,12 @@ import signal
 import socket
 import sys
 import time
+
+TYPE_CHECKING = False  # of `typing`, which is not imported: a start waits for it
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from qwengyre.sandbox.plans import BoundsPlan, ColdPlan, ProgramPlan
 
 CHUNK_BYTES = 65536
 MAX_CONNECTIONS = 256
@@ -30,7 +38,7 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def apply_limits(plan):
+def apply_limits(plan: BoundsPlan) -> None:
     """Join the cgroups whose `cgroup.procs` are open as `plan["cgroup_fds"]`, then set `plan["rlimits"]` (name -> value)."""
     for fd in plan["cgroup_fds"]:
         os.write(fd, b"0")
@@ -42,7 +50,7 @@ def apply_limits(plan):
         resource.setrlimit(number, (value, value))
 
 
-def listen(port):
+def listen(port: int) -> socket.socket:
     """Open the loopback port that the harness knows as its gateway."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -59,27 +67,27 @@ class Relay:
     what fails closes that connection, and there are never more of them than this process has descriptors for.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.epoll = select.epoll()
-        self.targets = {}
-        self.peers = {}
-        self.watched = {}
-        self.pending = {}
-        self.finished = set()
+        self.targets: dict[int, tuple[socket.socket, str]] = {}
+        self.peers: dict[int, tuple[socket.socket, socket.socket]] = {}
+        self.watched: dict[int, int] = {}
+        self.pending: dict[int, bytes] = {}
+        self.finished: set[int] = set()
         self.max_connections = max(1, min(MAX_CONNECTIONS, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FDS) // 2))
 
-    def add(self, listener, path):
+    def add(self, listener: socket.socket, path: str) -> None:
         """Relay every connection of `listener` to the Unix socket at `path`."""
         self.targets[listener.fileno()] = (listener, path)
         self.epoll.register(listener.fileno(), select.EPOLLIN)
 
-    def remove(self, fd):
+    def remove(self, fd: int) -> None:
         """Close one listener; its open connections end when either side closes."""
         listener, _ = self.targets.pop(fd)
         self.epoll.unregister(fd)
         listener.close()
 
-    def handle(self, fd, events):
+    def handle(self, fd: int, events: int) -> None:
         """Do what one epoll event of this relay asks for."""
         if fd in self.targets:
             self._accept(*self.targets[fd])
@@ -94,7 +102,7 @@ class Relay:
                 if error.errno not in (errno.EAGAIN, errno.EINTR):
                     self._close(source, sink)
 
-    def _accept(self, listener, path):
+    def _accept(self, listener: socket.socket, path: str) -> None:
         try:
             inner, _ = listener.accept()
         except OSError as error:
@@ -109,7 +117,7 @@ class Relay:
         except OSError:
             self._close(inner)
 
-    def _join(self, inner, path):
+    def _join(self, inner: socket.socket, path: str) -> None:
         outer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             outer.connect(path)
@@ -123,7 +131,7 @@ class Relay:
             self._close(outer)
             raise
 
-    def _forward(self, source, sink):
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         if sink.fileno() in self.pending:
             return
         data = source.recv(CHUNK_BYTES)
@@ -136,7 +144,7 @@ class Relay:
             self._watch(sink)
             self._watch(source)
 
-    def _flush(self, sink):
+    def _flush(self, sink: socket.socket) -> None:
         data = self.pending.pop(sink.fileno(), b"")
         sent = self._send(sink, data)
         if sent < len(data):
@@ -144,7 +152,7 @@ class Relay:
         self._watch(sink)
         self._watch(self.peers[sink.fileno()][1])
 
-    def _watch(self, one):
+    def _watch(self, one: socket.socket) -> None:
         """Read from `one` unless its peer is full or it has ended; write to it while something is pending.
 
         What is wanted of neither is not registered at all: epoll would report its hang-up again and again.
@@ -159,13 +167,13 @@ class Relay:
             self.epoll.register(fd, wanted)
             self.watched[fd] = wanted
 
-    def _send(self, sink, data):
+    def _send(self, sink: socket.socket, data: bytes) -> int:
         try:
             return sink.send(data)
         except BlockingIOError:
             return 0
 
-    def _end(self, source, sink):
+    def _end(self, source: socket.socket, sink: socket.socket) -> None:
         """`source` will send no more: pass that on, and close both once both have ended."""
         self.finished.add(source.fileno())
         if sink.fileno() in self.finished:
@@ -174,7 +182,7 @@ class Relay:
         sink.shutdown(socket.SHUT_WR)
         self._watch(source)
 
-    def _close(self, *pair):
+    def _close(self, *pair: socket.socket) -> None:
         for one in pair:
             fd = one.fileno()
             if self.watched.pop(fd, 0):
@@ -185,7 +193,7 @@ class Relay:
             one.close()
 
 
-def kill_descendants():
+def kill_descendants() -> None:
     """Kill every descendant, orphans included (they come back to a subreaper), until none is left."""
     while True:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
@@ -198,14 +206,14 @@ def kill_descendants():
             os.wait()
 
 
-def prctl(option, value):
+def prctl(option: int, value: int) -> None:
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
-def _start(plan):
+def _start(plan: ColdPlan) -> int:
     """Fork and exec the harness in its own session; it gets no descriptor but standard input, output and error.
 
     Only the child reads the command and the variables, and then empties their file: programs of the harness can read the memory of
@@ -217,7 +225,7 @@ def _start(plan):
         return pid
     command = ["the harness"]
     try:
-        harness = json.loads(os.pread(plan["harness"], os.fstat(plan["harness"]).st_size, 0))
+        harness: ProgramPlan = json.loads(os.pread(plan["harness"], os.fstat(plan["harness"]).st_size, 0))
         os.ftruncate(plan["harness"], 0)
         command = harness["command"]
         os.setsid()
@@ -234,7 +242,7 @@ def _start(plan):
     os._exit(127)
 
 
-def keep_only(plan):
+def keep_only(plan: ColdPlan) -> None:
     """Close every descriptor that the plan does not name; the /dev/null to read is that of the sandbox, not the machine's."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     after = 2
@@ -243,14 +251,14 @@ def keep_only(plan):
         after = fd
 
 
-def _kill_if_alive(pid):
+def _kill_if_alive(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
 
 
-def serve(harness, relay, lifeline=-1):
+def serve(harness: int, relay: Relay, lifeline: int = -1) -> int:
     """Relay and reap until the harness ends; return its exit code (128 + signal when killed).
 
     SIGTERM ends the harness, and so does the end of `lifeline`, a pipe that the launcher holds open: no harness outlives its launcher.
@@ -285,10 +293,10 @@ def serve(harness, relay, lifeline=-1):
                 relay.handle(fd, events)
 
 
-def replace_by_script(plan):
+def replace_by_script(plan: ColdPlan) -> NoReturn:
     """Become the script of the plan, which so is process 1, and dies with the launcher."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    script = json.loads(os.pread(plan["harness"], os.fstat(plan["harness"]).st_size, 0))
+    script: ProgramPlan = json.loads(os.pread(plan["harness"], os.fstat(plan["harness"]).st_size, 0))
     try:
         os.umask(0o022)
         os.closerange(3, NUM_FDS)
@@ -299,11 +307,11 @@ def replace_by_script(plan):
     os._exit(127)
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     plan = json.loads(argv[1])
     keep_only(plan)
     apply_limits(plan)
-    if plan.get("replaces"):
+    if plan["replaces"]:
         replace_by_script(plan)
     relay = Relay()
     if plan["relay"]:

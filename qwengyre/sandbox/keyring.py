@@ -28,4 +28,5 @@ def _call(numbers: dict[str, int], *arguments: int) -> int:
     number = numbers.get(platform.machine())
     if number is None:
         return 0
-    return ctypes.CDLL(None, use_errno=True).syscall(*map(ctypes.c_long, (number, *arguments)))
+    result: int = ctypes.CDLL(None, use_errno=True).syscall(*map(ctypes.c_long, (number, *arguments)))
+    return result

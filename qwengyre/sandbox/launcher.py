@@ -30,8 +30,9 @@ from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.kept import Keeper, raise_if_disk_full
 from qwengyre.sandbox.room import Room
 from qwengyre.sandbox.spaces import Space
+from qwengyre.sandbox.tree import remove_tree
 from qwengyre.sandbox.warm import WarmStarter
-from qwengyre.sandbox.workspace import prepare_workspace, remove_tree
+from qwengyre.sandbox.workspace import prepare_workspace
 
 log = logging.getLogger(__name__)
 

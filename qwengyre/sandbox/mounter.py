@@ -6,11 +6,17 @@ Nothing is mounted for the machine to see, and the kernel takes everything back 
 they end.
 """
 
+from __future__ import annotations
+
 import ctypes
 import json
 import os
 import socket
 import sys
+
+TYPE_CHECKING = False  # of `typing`, which is not imported: a start waits for it
+if TYPE_CHECKING:
+    from typing import Any
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 MS_NOSUID, MS_NODEV, MS_REC, MS_SLAVE = 2, 4, 16384, 1 << 19
@@ -21,18 +27,18 @@ REQUEST_BYTES = 16384
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def check(result, what):
+def check(result: int, what: str) -> None:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def write(path, text):
+def write(path: str, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)
 
 
-def isolate():
+def isolate() -> None:
     """Enter the namespaces. Raises OSError where this user may make none."""
     uid, gid = os.geteuid(), os.getegid()
     check(libc.unshare(CLONE_NEWNS | (0 if uid == 0 else CLONE_NEWUSER)), "unshare")
@@ -44,14 +50,14 @@ def isolate():
     check(libc.mount(None, b"/", None, MS_REC | MS_SLAVE, None), "mount")
 
 
-def mount(path, num_bytes, num_files):
+def mount(path: str, num_bytes: int, num_files: int) -> int:
     """Mount at `path`, an empty folder; a descriptor of what is there then. One inode is the top folder's own."""
     options = f"size={num_bytes},nr_inodes={num_files + 1},mode=0755"
     check(libc.mount(b"qwengyre", os.fsencode(path), b"tmpfs", MS_NOSUID | MS_NODEV, options.encode()), f"mount {path}")
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def answer(channel, request):
+def answer(channel: socket.socket, request: dict[str, Any]) -> None:
     if "unmount" in request:
         check(libc.umount2(os.fsencode(request["unmount"]), MNT_DETACH), f"umount {request['unmount']}")
         channel.send(b"1")
@@ -63,7 +69,7 @@ def answer(channel, request):
         os.close(folder)
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     channel = socket.socket(fileno=int(argv[1]))
     try:
         isolate()

@@ -10,6 +10,8 @@ more namespaces.
     0       65533             root, without being root of this namespace: leaving that id must not cost bubblewrap its rights
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import os
@@ -25,13 +27,13 @@ IDS_OF_A_PAIR = 2
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def check(result, what):
+def check(result: int, what: str) -> None:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def write(path, text):
+def write(path: str, text: str) -> None:
     fd = os.open(path, os.O_WRONLY)
     try:
         os.write(fd, text.encode())
@@ -39,7 +41,7 @@ def write(path, text):
         os.close(fd)
 
 
-def make_pair(uid, shown):
+def make_pair(uid: int, shown: list[str]) -> tuple[int, int]:
     """Descriptors of the outer and the inner namespace for one user, who has the numbers `shown` in the inner one.
 
     Raises OSError where this root may not make them.
@@ -73,13 +75,13 @@ def make_pair(uid, shown):
         os.close(theirs)
 
 
-def await_child(reader):
+def await_child(reader: int) -> None:
     said = os.read(reader, 500).decode()
     if said != "1":
         raise OSError(said[1:] or "the process that makes a user namespace died")
 
 
-def become_inner(reader, writer, shown):
+def become_inner(reader: int, writer: int, shown: list[str]) -> None:
     """In the child: make the outer namespace, have it mapped, become its user, make the inner one."""
     check(libc.unshare(CLONE_NEWUSER), "unshare")
     os.write(writer, b"1")
@@ -98,7 +100,7 @@ def become_inner(reader, writer, shown):
     os.read(reader, 1)
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     channel = socket.socket(fileno=int(argv[1]))
     try:
         for uid in argv[4:]:

@@ -17,6 +17,7 @@ from qwengyre.images.image import Image, ImageUser
 from qwengyre.images.rooted import open_in
 from qwengyre.sandbox import overlay, own_python
 from qwengyre.sandbox.isolation import Mount, interpreter, interpreter_folders, open_to_others, outermost
+from qwengyre.sandbox.plans import RootPlan
 
 HOST: Final = "/run/qwengyre/host"
 """Where an image has what of this machine the harness's own Python needs; nothing of it is in the image's PATH."""
@@ -43,7 +44,7 @@ class ImageRoot(msgspec.Struct, frozen=True):
 
     def command(self, uid: int | None, bwrap: Sequence[str]) -> list[str]:
         """bubblewrap's command line below the program that mounts this root; `uid` as `Identity` has it."""
-        plan = {"root": self.root, "place": self.place, "uid": uid, "num_bytes": self.num_bytes, "num_files": self.num_files}
+        plan = RootPlan(root=self.root, place=self.place, uid=uid, num_bytes=self.num_bytes, num_files=self.num_files)
         return [interpreter(), "-I", "-S", overlay.__file__, msgspec.json.encode(plan).decode(), *bwrap]
 
     @property

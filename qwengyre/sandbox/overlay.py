@@ -10,12 +10,18 @@ In a mount namespace of its own, the image read-only below a layer that is in me
 bubblewrap 0.8 to 0.10 cannot mount one itself (0.11: --overlay). It imports a few C modules only: every start on an image waits for it.
 """
 
+from __future__ import annotations
+
 import ctypes
 import errno
 import json
 import os
 import signal
 import sys
+
+TYPE_CHECKING = False  # of `typing`, which is not imported: a start waits for it
+if TYPE_CHECKING:
+    from qwengyre.sandbox.plans import RootPlan
 
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x4000, 0x40000
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
@@ -36,24 +42,24 @@ class MountAttributes(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "userns")]
 
 
-def check(result, what):
+def check(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
     return result
 
 
-def mount(source, target, kind, flags, options=None):
+def mount(source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
     check(libc.mount(*encoded, flags, None if options is None else os.fsencode(options)), f"mount {kind or target}")
 
 
-def write(path, text):
+def write(path: str, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)
 
 
-def own_namespaces(is_root):
+def own_namespaces(is_root: bool) -> None:
     """A mount namespace in which this process may mount; nothing that is mounted in it is seen outside."""
     user, group = os.getuid(), os.getgid()
     check(libc.unshare(CLONE_NEWNS | (0 if is_root else CLONE_NEWUSER)), "unshare")
@@ -64,7 +70,7 @@ def own_namespaces(is_root):
     mount("none", "/", None, MS_REC | MS_PRIVATE)
 
 
-def namespace_that_maps(uid):
+def namespace_that_maps(uid: int) -> int:
     """Descriptor of a user namespace in which root is `uid` of the machine."""
     (to_child, ours), (theirs, from_child) = os.pipe(), os.pipe()
     child = os.fork()
@@ -86,7 +92,7 @@ def namespace_that_maps(uid):
             os.close(fd)
 
 
-def mount_as_owned(root, target, uid):
+def mount_as_owned(root: str, target: str, uid: int) -> None:
     """Mount the image at `target`, with all that belongs to root in it belonging to `uid`."""
     userns = namespace_that_maps(uid)
     tree = check(libc.syscall(OPEN_TREE, AT_FDCWD, os.fsencode(root), OPEN_TREE_CLONE | os.O_CLOEXEC), "open_tree")
@@ -100,25 +106,24 @@ def mount_as_owned(root, target, uid):
     os.close(userns)
 
 
-def make_root(plan):
+def make_root(plan: RootPlan) -> None:
     """Mount the root of the sandbox at `merged` in the plan's place."""
     place, uid = plan["place"], plan["uid"]
-    is_root = uid is not None
-    own_namespaces(is_root)
+    own_namespaces(uid is not None)
     mount("tmpfs", place, "tmpfs", MS_NOSUID | MS_NODEV, f"size={plan['num_bytes']},nr_inodes={plan['num_files']},mode=0755")
     lower, upper, work, merged = (f"{place}/{name}" for name in ("lower", "upper", "work", "merged"))
     for folder in (lower, upper, work, merged):
         os.mkdir(folder, 0o755)
-    if is_root:
+    if uid is not None:
         os.chown(upper, uid, uid)
         mount_as_owned(plan["root"], lower, uid)
     else:
         lower = plan["root"]
-    options = f"lowerdir={lower},upperdir={upper},workdir={work}{'' if is_root else ',userxattr'}"
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}{',userxattr' if uid is None else ''}"
     mount("overlay", merged, "overlay", MS_NOSUID | MS_NODEV, options)
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     parent = os.getppid()
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     plan = json.loads(argv[1])

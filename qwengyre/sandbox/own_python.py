@@ -4,12 +4,14 @@
 standard library, and has no variable to read: the image's may be for another Python.
 """
 
+from __future__ import annotations
+
 import os
 import runpy
 import sys
 
 
-def main(folders, what, *arguments):
+def main(folders: str, what: str, *arguments: str) -> None:
     sys.path[:0] = [folder for folder in folders.split(":") if folder]
     if what == "-m":
         sys.argv = list(arguments)

@@ -140,8 +140,8 @@ def _find_inner(host: SandboxHost, script: Runs, workspaces: Sequence[Path] | No
             raise ConfigError(f"{message} one that has it, or set env.PYTHONPATH and readable", key="harness.command")
     elif script.kind == "code" and interpreter_of(config.command[0]) in SHELLS:
         program = first_program(script.what)
-        is_relative = program is None or ("/" in program and not program.startswith("/"))
-        if not is_relative and _run_inside(host, ["/bin/bash", "-c", 'command -v -- "$1"', "bash", program]):
+        is_relative = program and "/" in program and not program.startswith("/")
+        if program and not is_relative and _run_inside(host, ["/bin/bash", "-c", 'command -v -- "$1"', "bash", program]):
             message = (
                 f"{program}, which the shell is to start, is not in the sandbox: install it, or add its folder to readable and"
             )

@@ -20,7 +20,7 @@ KILL_GRACE_S = 5.0
 class Process:
     """A started program, made inside a running event loop. `kill`, or an awaited end, must come before it is dropped."""
 
-    def __init__(self, popen: subprocess.Popen, *, in_pid_namespace: bool, lifeline: int = -1):
+    def __init__(self, popen: subprocess.Popen[bytes], *, in_pid_namespace: bool, lifeline: int = -1):
         self._popen = popen
         self._lifeline = lifeline
         self._in_pid_namespace = in_pid_namespace

@@ -7,6 +7,8 @@
 The zygote forks it before the harness is imported, so that it and its relays stay small.
 """
 
+from __future__ import annotations
+
 import os
 import select
 import signal
@@ -22,16 +24,16 @@ LISTENER_FD = 3
 class Relays:
     """Forks relays, ends them, and says which one ended unasked. Single-threaded."""
 
-    def __init__(self, channel):
+    def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
-        self.numbers = {}
+        self.numbers: dict[int, int] = {}
         """pidfd -> number of the execution."""
-        self.pids = {}
+        self.pids: dict[int, int] = {}
         """Number -> pid."""
         self.poll = select.epoll()
         self.poll.register(channel.fileno(), select.EPOLLIN)
 
-    def serve(self):
+    def serve(self) -> None:
         """Take orders until the zygote is gone."""
         while True:
             for fd, _ in self.poll.poll():
@@ -40,7 +42,7 @@ class Relays:
                 elif not self.take():
                     return
 
-    def take(self):
+    def take(self) -> bool:
         """Carry out one order; False when there will be no more."""
         received = receive(self.channel)
         if received is None:
@@ -59,7 +61,7 @@ class Relays:
                 os.close(fd)
         return True
 
-    def add(self, number, path, listener):
+    def add(self, number: int, path: str, listener: int) -> None:
         """Fork the relay of one execution. Raises OSError when the machine has no room for it."""
         own = os.getpid()
         pid = os.fork()
@@ -73,7 +75,7 @@ class Relays:
         self.numbers[pidfd] = number
         self.poll.register(pidfd, select.EPOLLIN)
 
-    def reap(self, pidfd):
+    def reap(self, pidfd: int) -> None:
         """A relay has ended: its execution is lost, unless it was asked to."""
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         self.poll.unregister(pidfd)
@@ -83,7 +85,7 @@ class Relays:
             send(self.channel, {"lost": number})
 
 
-def become_relay(parent, listener, path):
+def become_relay(parent: int, listener: int, path: str) -> None:
     """In a forked process: keep nothing but the listener, and relay until killed."""
     inside.prctl(inside.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

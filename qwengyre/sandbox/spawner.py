@@ -43,7 +43,7 @@ class Spawner:
         self._thread.shutdown()
 
 
-def _popen(program: Program) -> subprocess.Popen:
+def _popen(program: Program) -> subprocess.Popen[bytes]:
     join_new_session_keyring()
     return subprocess.Popen(
         program.command,

@@ -135,7 +135,9 @@ def _name_link(path: Path, problems: Problems) -> None:
 
 def check_tasks(root: Path) -> tuple[list[Task], list[Problem]]:
     """Validate every task at or below `root`: the usable ones, and all problems of all of them in order of file."""
-    tasks, owners, problems = [], {}, Problems()
+    tasks: list[Task] = []
+    owners: dict[str, Path] = {}
+    problems = Problems()
     for folder in _search(root, problems):
         task, found = check_task(folder)
         problems.found += found

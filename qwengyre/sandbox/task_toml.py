@@ -137,8 +137,9 @@ class TomlReader:
     def interval(self, table: str, key: str, default: tuple[float, float]) -> tuple[float, float]:
         """Two finite numbers, the lower one first."""
         value = self._table(table).get(key, default)
-        numbers = [x for x in value if _is_finite(x)] if isinstance(value, list | tuple) else []
-        if len(numbers) != 2 or len(value) != 2 or numbers[0] >= numbers[1]:
+        given = value if isinstance(value, list | tuple) else ()
+        numbers = [x for x in given if _is_finite(x)]
+        if len(numbers) != 2 or len(given) != 2 or numbers[0] >= numbers[1]:
             self._error(table, key, f"must be [lowest, highest], not {_shown(value)}")
             return default
         return float(numbers[0]), float(numbers[1])
@@ -188,7 +189,7 @@ class TomlReader:
         value = self.document.get(name, {})
         if isinstance(value, dict):
             return value
-        finding = (self._line_of("", name), "error", f"{name}: must be a table, not {_shown(value)}")
+        finding: Finding = (self._line_of("", name), "error", f"{name}: must be a table, not {_shown(value)}")
         if finding not in self.findings:
             self.findings.append(finding)
         return {}

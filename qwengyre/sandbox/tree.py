@@ -153,7 +153,7 @@ def remove_tree(folder: Path) -> None:
     os.rmdir(folder)
 
 
-def _remove(call: Callable, name: str, parent: int) -> None:
+def _remove(call: Callable[..., None], name: str, parent: int) -> None:
     try:
         call(name, dir_fd=parent)
     except PermissionError:

@@ -25,6 +25,7 @@ from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress, HarnessFiles
 from qwengyre.sandbox.host import SandboxHost
 from qwengyre.sandbox.isolation import RELAY_PORT, WORKSPACE, interpreter
 from qwengyre.sandbox.limits import shell_close
+from qwengyre.sandbox.plans import Message, WarmPlan
 from qwengyre.sandbox.process import Process, Program, children, nameless_file, wait_readable
 from qwengyre.sandbox.room import Room
 from qwengyre.sandbox.spawner import run_from_memory
@@ -110,7 +111,7 @@ class WarmStarter:
             raise
         return process
 
-    def _plan(self, gateway: GatewayAddress, spec: ExecutionSpec, files: HarnessFiles) -> dict:
+    def _plan(self, gateway: GatewayAddress, spec: ExecutionSpec, files: HarnessFiles) -> WarmPlan:
         return {
             "command": harness_command(self._host, spec, files),
             "env": harness_environment(self._host, gateway, spec, files),
@@ -146,7 +147,7 @@ class WarmStarter:
     def forget(self, number: int) -> None:
         self._exits.pop(number, None)
 
-    def _send(self, message: dict, fds: list[int] | None = None) -> None:
+    def _send(self, message: Message, fds: list[int] | None = None) -> None:
         if self._control is None:
             raise HarnessLost(self._last_words)
         try:

@@ -13,6 +13,8 @@ reach through its /proc entries the files of the host that it was started from.
         <-------------- lost(id, reason) ---------------- its relay died (`relays.py`): the execution is to be dispatched again
 """
 
+from __future__ import annotations
+
 import atexit
 import ctypes
 import fcntl
@@ -35,6 +37,12 @@ from qwengyre.sandbox.namespaces import USER
 from qwengyre.sandbox.relays import Relays
 from qwengyre.sandbox.seccomp import filter_program
 
+TYPE_CHECKING = False  # of `typing`, which is not imported: a start waits for it
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from qwengyre.sandbox.plans import Message, WarmPlan
+
 NS_GET_USERNS = 0xB701
 CLONE_NEWUSER = 0x10000000
 NAMESPACES = {"mnt": 0x00020000, "net": 0x40000000, "ipc": 0x08000000, "uts": 0x04000000, "pid": 0x20000000}
@@ -48,14 +56,14 @@ FAILED_TO_JOIN = 126
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result, what):
+def _check(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
     return result
 
 
-def _prctl(option, *arguments):
+def _prctl(option: int, *arguments: int) -> int:
     return _check(libc.prctl(option, *[ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)][:4]), f"prctl({option})")
 
 
@@ -71,7 +79,7 @@ class CapabilityHeader(ctypes.Structure):
     _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
 
 
-def join_namespaces(pid):
+def join_namespaces(pid: int) -> int | None:
     """Enter every namespace of process `pid` but its last user namespace; return a descriptor of that one.
 
     The user namespace that owns the others comes first: in it this process has the capabilities that entering takes, whether it is root
@@ -88,7 +96,7 @@ def join_namespaces(pid):
     return None if same else fds["user"]
 
 
-def give_up_privileges(last_user_namespace, filter_program):
+def give_up_privileges(last_user_namespace: int | None, filter_program: bytes) -> None:
     """Enter the innermost user namespace, then drop every capability and most system calls for good.
 
     Same end state as a program that bwrap starts.
@@ -111,7 +119,7 @@ def give_up_privileges(last_user_namespace, filter_program):
     _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))
 
 
-def run_module(plan):
+def run_module(plan: WarmPlan) -> int:
     """Run the plan's `python -m MODULE ...` in this process, as a fresh interpreter would; return its exit code."""
     os.environ.clear()
     os.environ.update(plan["env"])
@@ -128,7 +136,7 @@ def run_module(plan):
     except BaseException:  # the harness's own failure, whatever it is, ends it as an interpreter would
         traceback.print_exc()
         code = 1
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]  # what an interpreter calls at its end; it has no public name
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -138,26 +146,13 @@ def run_module(plan):
 class Zygote:
     """Forks harnesses and reports their ends. Single-threaded, and knows nothing of an execution but its number."""
 
-    def __init__(self, control):
-        self.control = control
-        self.relays = None
-        self.children = {}
+    def __init__(self, control: socket.socket, relays: socket.socket) -> None:
+        self.control, self.relays = control, relays
+        self.children: dict[int, int] = {}
+        """pid -> number of the execution."""
         self.wakeup, self.alarm = socket.socketpair()
 
-    def start_relays(self):
-        """Fork the process that forks relays, before the harness is imported, so that it stays small."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork() == 0:
-            ours.close()
-            self.control.close()
-            try:
-                Relays(theirs).serve()
-            finally:
-                os._exit(1)
-        theirs.close()
-        self.relays = ours
-
-    def serve(self):
+    def serve(self) -> None:
         """Take messages until the launcher is gone, or the relays, without which no harness can be served."""
         inside.prctl(inside.PR_SET_CHILD_SUBREAPER, 1)
         self.wakeup.setblocking(False)
@@ -175,14 +170,14 @@ class Zygote:
                 elif not (self.take() if fd == self.control.fileno() else self.tell_of_lost_relay()):
                     return
 
-    def tell_of_lost_relay(self):
+    def tell_of_lost_relay(self) -> bool:
         """Pass on that the relay of an execution died; False when the relays are gone as a whole."""
         received = receive(self.relays)
         if received is not None:
             send(self.control, {"id": received[0]["lost"], "lost": "the relay to the gateway of its sandbox died"})
         return received is not None
 
-    def take(self):
+    def take(self) -> bool:
         """Handle one message; False when the launcher is gone."""
         received = receive(self.control)
         if received is None:
@@ -203,7 +198,7 @@ class Zygote:
                 os.close(fd)
         return True
 
-    def reap(self):
+    def reap(self) -> None:
         """Report every child that has ended."""
         while True:
             try:
@@ -218,7 +213,7 @@ class Zygote:
                 send(self.relays, {"remove": number})
                 send(self.control, {"id": number, "exit": code if code >= 0 else 128 - code})
 
-    def fork_joined(self, message, fds):
+    def fork_joined(self, message: Message, fds: list[int]) -> int:
         """Fork a joiner that enters the sandbox and forks the harness there; adopt the harness, return its pid out here."""
         reader, writer = os.pipe()
         joiner = os.fork()
@@ -246,7 +241,7 @@ class Zygote:
             raise OSError(answer.lstrip("!") or "the joiner of a sandbox died")
         return int(answer)
 
-    def prepare(self, message, fds):
+    def prepare(self, message: Message, fds: list[int]) -> int | None:
         """In the joiner: leave groups and keyring, join the cgroups by their descriptors, then the namespaces."""
         leave_groups()
         join_new_session_keyring()
@@ -254,7 +249,7 @@ class Zygote:
             os.write(fd, b"0")
         return join_namespaces(message["holder"])
 
-    def become_harness(self, message, fds, last_user_namespace):
+    def become_harness(self, message: Message, fds: list[int], last_user_namespace: int | None) -> NoReturn:
         """In the harness's own process, inside the sandbox: finish its descriptors, limits and privileges, then run it."""
         os.setsid()
         plan = read_plan(fds[0])
@@ -264,7 +259,7 @@ class Zygote:
         give_up_privileges(last_user_namespace, filter_program())
         self.finish(plan, fds)
 
-    def fork_supervised(self, message, fds):
+    def fork_supervised(self, message: Message, fds: list[int]) -> int:
         """Without isolation: fork a supervisor that is the subreaper of a harness, and ends with everything that it started."""
         pid = os.fork()
         if pid:
@@ -286,7 +281,7 @@ class Zygote:
         finally:
             os._exit(code)
 
-    def finish(self, plan, fds):
+    def finish(self, plan: WarmPlan, fds: list[int]) -> NoReturn:
         """Descriptors, signals and limits of a harness, then the harness. Never returns."""
         os.umask(0o022)
         os.dup2(os.open(plan["stdin"], os.O_RDONLY), 0)
@@ -301,12 +296,27 @@ class Zygote:
         os._exit(run_module(plan))
 
 
-def read_plan(fd):
+def start_relays(control: socket.socket) -> socket.socket:
+    """Fork the process that forks relays, before the harness is imported, so that it stays small; return the channel to it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        ours.close()
+        control.close()
+        try:
+            Relays(theirs).serve()
+        finally:
+            os._exit(1)
+    theirs.close()
+    return ours
+
+
+def read_plan(fd: int) -> WarmPlan:
     """The plan of one execution, from a descriptor that was written before it was sent."""
-    return json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+    plan: WarmPlan = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+    return plan
 
 
-def preload(modules):
+def preload(modules: list[str]) -> int:
     """Import the harness, call its `preload()`; return the number of threads that are alive then (it must be 1)."""
     for name in modules:
         module = importlib.import_module(name)
@@ -319,14 +329,13 @@ def preload(modules):
         return next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
 
 
-def main(argv):
+def main(argv: list[str]) -> int:
     control = socket.socket(fileno=int(argv[1]))
     control.set_inheritable(False)
     os.closerange(3, control.fileno())
     os.closerange(control.fileno() + 1, inside.NUM_FDS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    zygote = Zygote(control)
-    zygote.start_relays()
+    zygote = Zygote(control, start_relays(control))
     try:
         threads = preload(argv[2:])
     except BaseException:  # whatever an import does is reported to the launcher, which refuses to start

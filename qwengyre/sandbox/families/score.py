@@ -5,6 +5,8 @@ read, may read the workspace and the system alone where the kernel has Landlock,
 traced, and reads tests/expected.json and writes the reward only when every child is dead.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import json
@@ -14,6 +16,7 @@ import select
 import signal
 import sys
 import time
+import types
 
 TESTS = os.path.dirname(os.path.abspath(__file__))
 TIMEOUT_S = 2.0
@@ -35,12 +38,13 @@ class BelowPath(ctypes.Structure):
     _fields_ = [("access", ctypes.c_uint64), ("parent", ctypes.c_int32)]
 
 
-def read(name):
+def read(name: str) -> dict[str, list[object]]:
     with open(os.path.join(TESTS, name), encoding="utf-8") as file:
-        return json.load(file)
+        found: dict[str, list[object]] = json.load(file)
+    return found
 
 
-def restrict():
+def restrict() -> None:
     """Keep this process from tests/, from the reward and from writing anything; without Landlock, change nothing."""
     access = ctypes.c_uint64(ALL_ACCESS)
     rules = libc.syscall(LANDLOCK_CREATE, ctypes.byref(access), ctypes.sizeof(access), 0)
@@ -57,7 +61,7 @@ def restrict():
     os.close(rules)
 
 
-def run(name, inputs, answer):
+def run(name: str, inputs: list[object], answer: int) -> None:
     """In the child: write what the function gives for each input. Never returns."""
     try:
         os.setsid()
@@ -65,14 +69,14 @@ def run(name, inputs, answer):
         restrict()
         with open(name + ".py", encoding="utf-8") as file:
             source = file.read(MAX_BYTES)
-        space = {"__name__": name}
-        exec(compile(source, name + ".py", "exec"), space)
-        os.write(answer, json.dumps([space[name](x) for x in inputs]).encode() + b"\n")
+        module = types.ModuleType(name)
+        exec(compile(source, name + ".py", "exec", dont_inherit=True), module.__dict__)
+        os.write(answer, json.dumps([getattr(module, name)(x) for x in inputs]).encode() + b"\n")
     finally:
         os._exit(0)
 
 
-def answers(name, inputs):
+def answers(name: str, inputs: list[object]) -> object:
     """What the function of this name gives for each input; None when it does not give that in time."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -95,7 +99,7 @@ def answers(name, inputs):
         return None
 
 
-def kill(child):
+def kill(child: int) -> None:
     """End a child and what it started. As process 1 of a sandbox: everything else that lives there."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
@@ -107,14 +111,14 @@ def kill(child):
         os.waitpid(child, 0)
 
 
-def is_right(given, expected):
+def is_right(given: object, expected: list[object]) -> bool:
     """Numbers of the same value, one for one; nothing that the child made is called."""
     if not isinstance(given, list) or len(given) != len(expected):
         return False
     return all(type(one) in (int, float) and one == other for one, other in zip(given, expected, strict=True))
 
 
-def write(path, score):
+def write(path: str, score: float) -> None:
     """In a file of our own: what a child left in its place is moved away."""
     with contextlib.suppress(FileNotFoundError):
         os.rename(path, path + ".not-ours")
@@ -123,7 +127,7 @@ def write(path, score):
     os.close(file)
 
 
-def main():
+def main() -> None:
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     given = {name: answers(name, inputs) for name, inputs in read("inputs.json").items()}
     expected = read("expected.json")
