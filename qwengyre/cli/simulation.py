@@ -19,7 +19,7 @@ from qwengyre.sim.compare import Report, effective
 from qwengyre.sim.planner import Plan, plan_toml
 from qwengyre.sim.results import Drawn, DurationSource, Result
 from qwengyre.sim.settings import POLICY_NAMES
-from qwengyre.sim.units import num_seeds, show_hours
+from qwengyre.sim.units import TimeUnit, num_seeds, show_hours, unit_for
 from qwengyre.sim.workload import Workload, load_workload, to_workload
 from qwengyre.telemetry.folder import RunFolder
 
@@ -68,23 +68,47 @@ def read_policies(names: Sequence[str] | None) -> list[str]:
 
 
 def print_table(report: Report, workload: Workload) -> None:
-    """The comparison: time against the bounds, then what it costs in staleness, moves and idle capacity."""
+    """The comparison: time against the bounds, what it costs in staleness, moves and idle capacity, and where the gap comes from."""
     console = wide_console()
     title = f"{report.workload}: {workload.steps} steps on {workload.nodes} nodes, {num_seeds(report.seeds)}"
-    time = _table(title, "policy", "time", "range", "ratio", "work bound", "path bound", "above")
+    time = _table(title, "policy", "time", "range", "ratio", "work bound", "path bound", "bound", "above")
     cost = _table("", "policy", "split", "staleness", "max", "token", "dropped", "moves", "idle rollout", "training")
+    unit = unit_for(max(result.hours for result in report.results))
+    parts = [name for name in report.results[0].gap_parts if any(_is_shown(unit, r.gap_parts[name]) for r in report.results)]
+    gap = _table(f"Above the work bound, {unit.name} by cause", "policy", *(name.replace("_", " ") for name in parts), "all")
     for result in report.results:
         time.add_row(*_time_cells(result))
         cost.add_row(result.policy, _split(result, workload), *_cost_cells(result))
+        in_all = result.hours - result.bound_work
+        gap.add_row(result.policy, *(f"{unit.of(value):.1f}" for value in (*(result.gap_parts[p] for p in parts), in_all)))
     console.print(time)
     console.print(cost)
+    console.print(gap)
+
+
+def _is_shown(unit: TimeUnit, hours: float) -> bool:
+    return abs(unit.of(hours)) >= 0.05
 
 
 def print_plan(name: str, plan: Plan, workload: Workload) -> None:
     """The best settings, the Pareto front, what the winner saves on fresh seeds, and its TOML."""
     console = wide_console()
     console.print(f"{name}: no group staler than {plan.max_staleness} steps; {len(plan.tried)} settings tried")
-    columns = ("cells", "standalone", "mu", "phi", "two-way", "backlog", "time", "range", "staleness", "max", "saves")
+    columns = (
+        "cells",
+        "standalone",
+        "mu",
+        "phi",
+        "two-way",
+        "backlog",
+        "time",
+        "range",
+        "bound",
+        "above",
+        "staleness",
+        "max",
+        "saves",
+    )
     best = _table("Best", *columns)
     best.add_row(*_plan_cells(plan.base, workload), "as it is")
     for result in plan.best:
@@ -94,6 +118,7 @@ def print_plan(name: str, plan: Plan, workload: Workload) -> None:
         front.add_row(*_plan_cells(result, workload), f"{1 - result.hours / plan.base.hours:.1%}")
     console.print(best)
     console.print(front)
+    console.print(f"No mu and phi under this cap ends before {show_hours(plan.least_bound)}: the least bound of all of them.")
     fresh = f"{show_hours(plan.fresh_base.hours)} -> {show_hours(plan.fresh_best.hours)}"
     console.print(
         f"On fresh seeds the first saves {plan.saving:.1%}: {fresh}, staleness at most {plan.fresh_best.staleness_max}.\n"
@@ -114,6 +139,8 @@ def _plan_cells(result: Result, workload: Workload) -> list[str]:
         f"{setting.backlog:g}" if setting.backlog else "",
         show_hours(result.hours),
         f"{show_hours(result.hours_min)} - {show_hours(result.hours_max)}",
+        show_hours(result.bound_joint),
+        f"{result.gap:.1%}",
         f"{result.staleness_mean:.2f}",
         str(result.staleness_max),
     ]
@@ -140,6 +167,7 @@ def _time_cells(result: Result) -> list[str]:
         f"{result.ratio_to_elastic:.2f}" if result.ratio_to_elastic else "",
         show_hours(result.bound_work),
         show_hours(result.bound_path),
+        show_hours(result.bound_joint),
         f"{result.gap:.1%}",
     ]
 

@@ -47,7 +47,7 @@ class SimDriver:
         self._retune = retune
         """Sees every event with its commands, and may answer with a plan, which the scheduler hears at once."""
         self.num_events = 0
-        self.meters = Meters(self.scheduler.state, workload, is_recorded=is_recorded)
+        self.meters = Meters(self.scheduler.state, workload, pool, is_recorded=is_recorded)
         self._unloaded_GN: Sequence[Sequence[float]] = durations.unloaded_GN.tolist()
         self._num_replicas = pool.num_replicas(workload)
         self._free_at = {cell.cell: [0.0] * self._num_replicas for cell in self.scheduler.state.cells.all}
@@ -167,6 +167,7 @@ class SimDriver:
         self.meters.compute_s += seconds / self._num_replicas
         free_at = self._free_at[command.cell]
         heapq.heapreplace(free_at, self.now + seconds)
+        self.meters.idle.compute(self.now + seconds)
         self._answer(ev.MicroStepDone(max(self.now, free_at[0]), command.ticket, command.cell))
 
     def _close_step(self, command: cmd.CloseStep) -> None:

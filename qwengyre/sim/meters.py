@@ -10,6 +10,8 @@ from qwengyre.core.ids import ExecutionId, group_of
 from qwengyre.scheduler.cells import CellState
 from qwengyre.scheduler.commands import TakeGroup
 from qwengyre.scheduler.state import State
+from qwengyre.sim.idle import IdleTime
+from qwengyre.sim.settings import Pool
 from qwengyre.sim.workload import Workload
 
 
@@ -38,8 +40,9 @@ class Timeline(msgspec.Struct, frozen=True):
 class Meters:
     """Integrals over the run; every observation is O(1) but for the cells that changed, which are few."""
 
-    def __init__(self, state: State, workload: Workload, *, is_recorded: bool):
-        self._state, self._workload = state, workload
+    def __init__(self, state: State, workload: Workload, pool: Pool, *, is_recorded: bool):
+        self._state = state
+        self.idle = IdleTime(state, workload, pool)
         self._is_recorded = is_recorded
         self.finished_at = 0.0
         self.num_moves = 0
@@ -77,6 +80,7 @@ class Meters:
             self.used_slot_s += used * passed
             self.training_s += training * passed
             self.transit_s += transit * passed
+            self.idle.advance(self._last, passed)
             self._last = at
 
     def observe(self, at: float) -> None:
@@ -86,6 +90,7 @@ class Meters:
         num_placed = state.waterlevel - len(placement.queue) - len(placement.held)
         num_training = cells.num_alive - cells.num_in_transit - cells.num_in_rollout
         self._sums = placement.capacity, num_placed, num_training, cells.num_in_transit
+        self.idle.observe()
         if state.version >= 0 and (not self._versions or self._versions[-1] != state.version):
             before = self._version_s[-1] + self._versions[-1] * (at - self._published_at[-1]) if self._versions else 0.0
             self._published_at.append(at)

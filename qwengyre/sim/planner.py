@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from qwengyre.sim.bounds import least_hours
 from qwengyre.sim.results import DurationSource, Result, simulate
 from qwengyre.sim.settings import Setting, build
 from qwengyre.sim.workload import Workload
@@ -44,6 +45,8 @@ class Plan(msgspec.Struct, frozen=True):
     """Everything that was simulated, with the first seed only."""
     first_base: Result
     """The workload as it is, with the first seed only: what `tried` can be compared with."""
+    least_bound: float
+    """Hours: the least bound of all mu and phi under the cap, mean over the seeds."""
     fresh_base: Result
     fresh_best: Result
     """The workload as it is, and the winner, on as many seeds that nothing was chosen by."""
@@ -77,7 +80,14 @@ def plan(source: DurationSource, seeds: Sequence[int], pool: Executor, *, max_st
     best = _fastest(finalists, NUM_FINALISTS)
     fresh = [FRESH_FROM + index for index in range(len(seeds))]
     fresh_base, fresh_best = simulate(source, [Setting(), best[0].settings], fresh, pool)
-    return Plan(cap, base, best, pareto([*finalists, base]), tried, first_base, fresh_base, fresh_best)
+    front = pareto([*finalists, base])
+    return Plan(cap, base, best, front, tried, first_base, _least_bound(source, cap, seeds), fresh_base, fresh_best)
+
+
+def _least_bound(source: DurationSource, cap: int, seeds: Sequence[int]) -> float:
+    workload = source.workload
+    config, pool = build(workload, Setting(steps_per_burst=1, dispatch_depth=0.0, max_staleness=cap))
+    return sum(least_hours(workload, config, pool, source.durations(seed)) for seed in seeds) / len(seeds)
 
 
 def depths(workload: Workload, cap: int) -> list[Setting]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from qwengyre.sim.bounds import path_bound, work_bound
+from qwengyre.sim.bounds import bounds, least_cost
 from qwengyre.sim.driver import SimDriver
 from qwengyre.sim.durations import Durations
 from qwengyre.sim.meters import Timeline
@@ -44,6 +44,8 @@ class SeedResult(msgspec.Struct, frozen=True):
     hours: float
     bound_work: float
     bound_path: float
+    bound_joint: float
+    gap_parts: dict[str, float]
     staleness_mean: float
     staleness_max: int
     staleness_token: float
@@ -66,6 +68,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     ratio_to_elastic: float | None
     bound_work: float
     bound_path: float
+    bound_joint: float
+    """No run with this mu, phi and cap on staleness is faster; the other two are never above it."""
+    gap_parts: dict[str, float]
+    """Hours of the whole pool by cause (`sim/idle.py`); they add up to `hours` minus `bound_work`."""
     staleness_mean: float
     staleness_max: int
     """Over all seeds."""
@@ -81,13 +87,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the cells' time between roles."""
 
     @property
-    def bound(self) -> float:
-        return max(self.bound_work, self.bound_path)
-
-    @property
     def gap(self) -> float:
-        """How far above the better bound, as a share of it."""
-        return self.hours / self.bound - 1
+        """How far above the bound, as a share of it."""
+        return self.hours / self.bound_joint - 1
 
 
 class SimulationJob(msgspec.Struct, frozen=True):
@@ -104,10 +106,13 @@ def run_job(job: SimulationJob) -> SeedResult:
     durations = job.source.durations(job.seed)
     retune = retuner() if config.tune else None
     meters = SimDriver(workload, config, pool, durations, is_recorded=job.is_recorded, retune=retune).run()
+    bound = bounds(workload, config, pool, durations)
     return SeedResult(
         hours=meters.hours,
-        bound_work=work_bound(workload, durations),
-        bound_path=0.0 if config.tune else path_bound(workload, config, durations),  # it holds for one mu and phi
+        bound_work=bound.work,
+        bound_path=bound.path,
+        bound_joint=bound.joint,
+        gap_parts=meters.idle.parts(workload.nodes, least_cost(workload, config, pool, durations)),
         staleness_mean=meters.staleness_mean,
         staleness_max=meters.staleness_max,
         staleness_token=meters.staleness_token,
@@ -158,6 +163,8 @@ def summarize(setting: Setting, runs: Sequence[SeedResult]) -> Result:
         ratio_to_elastic=None,
         bound_work=_mean(run.bound_work for run in runs),
         bound_path=_mean(run.bound_path for run in runs),
+        bound_joint=_mean(run.bound_joint for run in runs),
+        gap_parts={name: _mean(run.gap_parts[name] for run in runs) for name in runs[0].gap_parts},
         staleness_mean=_mean(run.staleness_mean for run in runs),
         staleness_max=max(run.staleness_max for run in runs),
         dropped=_mean(run.dropped for run in runs),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.scheduler import Scheduler
-from qwengyre.sim.bounds import path_bound, work_bound
+from qwengyre.sim.bounds import bounds, least_cost, least_hours
 from qwengyre.sim.compare import splits
 from qwengyre.sim.driver import SimDriver
 from qwengyre.sim.durations import Durations
@@ -72,12 +76,14 @@ def extreme_workloads(draw: st.DrawFn) -> Workload:
     seed=st.integers(0, 1000),
     two_way=st.booleans(),
     backlog=st.sampled_from([0.0, 0.5, 1.0, 4.0]),
+    is_capped=st.booleans(),
     data=st.data(),
 )
 def test_runs_end_above_their_bounds(
-    workload: Workload, policy: str, seed: int, two_way: bool, backlog: float, data: st.DataObject
+    workload: Workload, policy: str, seed: int, two_way: bool, backlog: float, is_capped: bool, data: st.DataObject
 ):
-    base = Setting(policy=policy, two_way=two_way, backlog=backlog if two_way else 0.0)
+    cap = math.ceil(workload.steps_per_burst + workload.dispatch_depth) - 1 if is_capped else None
+    base = Setting(policy=policy, two_way=two_way, backlog=backlog if two_way else 0.0, max_staleness=cap)
     setting = data.draw(st.sampled_from(splits(workload, base)))
     config, pool = build(workload, setting)
     durations = Durations.draw(workload, seed)
@@ -85,5 +91,46 @@ def test_runs_end_above_their_bounds(
     meters = driver.run(check=Scheduler.validate)
     assert driver.scheduler.state.is_finished and driver.scheduler.state.steps_done == workload.steps
     assert driver.scheduler.state.num_ended == workload.num_groups * workload.executions_per_group
-    assert meters.hours >= work_bound(workload, durations) * (1 - 1e-9)
-    assert meters.hours >= path_bound(workload, config, durations) * (1 - 1e-9)
+    found = bounds(workload, config, pool, durations)
+    assert max(found.work, found.path) <= found.joint * (1 + 1e-9)
+    assert meters.hours >= found.joint * (1 - 1e-9)
+    if cap is not None:
+        assert least_hours(workload, config, pool, durations) <= found.joint * (1 + 1e-9)
+    assert_parts_sum(meters, found.work, workload, config, pool, durations)
+
+
+def assert_parts_sum(meters, work_h, workload, config, pool, durations) -> None:
+    """What is above the work bound, by cause: nothing is missing and nothing is counted twice."""
+    parts = meters.idle.parts(workload.nodes, least_cost(workload, config, pool, durations))
+    assert sum(parts.values()) == pytest.approx(meters.hours - work_h, rel=1e-6, abs=1e-6 * meters.hours)
+    for name, hours in parts.items():
+        assert name == "load" or hours >= -1e-6 * meters.hours, name
+
+
+@settings(max_examples=15)
+@given(
+    workload=workloads(),
+    seed=st.integers(0, 1000),
+    cap=st.integers(0, 4),
+    plans=st.lists(st.tuples(st.integers(1, 5), st.floats(0.0, 5.0), st.booleans(), st.floats(0.0, 2.0)), max_size=8),
+)
+def test_no_sequence_of_plans_ends_before_the_bound_of_their_cap(workload: Workload, seed: int, cap: int, plans: list[tuple]):
+    """What a tuner may say at most: any plan after any step."""
+    workload = msgspec.structs.replace(workload, steps=6)
+    setting = Setting(steps_per_burst=1, dispatch_depth=0.0, max_staleness=cap, tune=True)
+    config, pool = build(workload, setting)
+    durations = Durations.draw(workload, seed)
+
+    def next_plan(scheduler: Scheduler, event: ev.Event, commands: list) -> ev.Retuned | None:
+        if not isinstance(event, ev.StepDone) or not plans:
+            return None
+        mu, phi, two_way, backlog = plans.pop()
+        mu = min(mu, cap + 1)
+        return ev.Retuned(event.at, mu, min(phi, cap + 1 - mu), two_way, backlog if two_way else 0.0, "drawn")
+
+    driver = SimDriver(workload, config, pool, durations, retune=next_plan)
+    meters = driver.run(check=Scheduler.validate)
+    found = bounds(workload, config, pool, durations)
+    assert meters.staleness_max <= cap
+    assert meters.hours >= found.joint * (1 - 1e-9)
+    assert_parts_sum(meters, found.work, workload, config, pool, durations)

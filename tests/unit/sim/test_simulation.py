@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qwengyre.scheduler.scheduler import Scheduler
-from qwengyre.sim.bounds import path_bound, work_bound
+from qwengyre.sim.bounds import bounds, least_hours
 from qwengyre.sim.compare import compare, report_json, splits
 from qwengyre.sim.driver import SimDriver
 from qwengyre.sim.durations import Durations
@@ -100,8 +100,7 @@ def test_no_policy_beats_the_bounds_and_the_invariants_hold(policy: str, name: s
     config, pool = build(workload, setting)
     durations = Durations.draw(workload, 1)
     meters = SimDriver(workload, config, pool, durations).run(check=Scheduler.validate)
-    assert meters.hours >= work_bound(workload, durations)
-    assert meters.hours >= path_bound(workload, config, durations)
+    assert meters.hours >= bounds(workload, config, pool, durations).joint
 
 
 def test_bounds_are_exact_where_a_run_leaves_no_choice():
@@ -110,7 +109,8 @@ def test_bounds_are_exact_where_a_run_leaves_no_choice():
     config, pool = build(workload, Setting())
     durations = Durations.draw(workload, 0)
     hours = SimDriver(workload, config, pool, durations).run().hours
-    assert path_bound(workload, config, durations) == pytest.approx(hours)
+    found = bounds(workload, config, pool, durations)
+    assert found.path == found.joint == pytest.approx(hours)
     expected = durations.unloaded_GN[0, 0] + durations.train_GN[0, 0] / 4 + workload.optimizer_s + workload.publish_s
     assert hours * 3600 == pytest.approx(expected)
 
@@ -118,9 +118,54 @@ def test_bounds_are_exact_where_a_run_leaves_no_choice():
 def test_work_bound_counts_every_node_busy():
     workload = small()
     durations = Durations.draw(workload, 0)
+    config, pool = build(workload, Setting())
     slots = round(4 * workload.slots_per_node) / 4
     expected = (durations.unloaded_GN.sum() / slots + durations.train_GN.sum()) / workload.nodes / 3600
-    assert work_bound(workload, durations) == pytest.approx(expected, rel=0.01)
+    assert bounds(workload, config, pool, durations).work == pytest.approx(expected)
+
+
+def test_a_straggler_in_every_group_makes_the_cap_on_staleness_the_bound():
+    """Each step's groups take two hours and no work: with D = 1, a step ends two hours after the publish two versions before it."""
+    workload = small(
+        steps=6, sigma_query=0.0, sigma_execution=0.0, median_h=2.0, train_node_hours_per_step=0.0, optimizer_s=0.0,
+        publish_s=0.0, to_training_s=0.0,
+    )  # fmt: skip
+    config, pool = build(workload, Setting(steps_per_burst=1, dispatch_depth=1.0, max_staleness=1))
+    found = bounds(workload, config, pool, Durations.draw(workload, 0))
+    assert found.path == found.joint == pytest.approx(6.0)
+
+
+def test_what_a_chain_makes_idle_is_not_made_up_for():
+    """The first group cannot be trained before it is ready, and one group at a time leaves most slots free: work alone says less."""
+    workload = small(dispatch_depth=0.0, steps_per_burst=1, groups_per_step=1)
+    config, pool = build(workload, Setting())
+    durations = Durations.draw(workload, 0)
+    found = bounds(workload, config, pool, durations)
+    assert found.joint > 1.5 * found.work
+    assert found.joint <= SimDriver(workload, config, pool, durations).run().hours
+
+
+def test_no_mu_and_phi_under_a_cap_has_a_bound_below_the_least():
+    workload = small(steps=4)
+    durations = Durations.draw(workload, 0)
+    config, pool = build(workload, Setting(steps_per_burst=1, dispatch_depth=0.0, max_staleness=2))
+    found = []
+    for mu, phi in ((1, 0.0), (1, 0.25), (1, 2.0), (2, 0.5), (2, 1.0), (3, 0.0)):
+        one, _ = build(workload, Setting(steps_per_burst=mu, dispatch_depth=phi, max_staleness=2))
+        found.append(bounds(workload, one, pool, durations).joint)
+    assert least_hours(workload, config, pool, durations) == pytest.approx(min(found), rel=0.02)
+    assert least_hours(workload, config, pool, durations) <= min(found)
+    with pytest.raises(ValueError, match="max_staleness is unset"):
+        least_hours(workload, build(workload, Setting())[0], pool, durations)
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_the_gap_to_the_work_bound_is_the_sum_of_its_causes(policy: str):
+    setting = splits(WORKLOADS["tb_v1"], Setting(policy=policy))[0]
+    run = run_job(SimulationJob(Drawn(msgspec.structs.replace(WORKLOADS["tb_v1"], steps=4)), setting, 0))
+    assert sum(run.gap_parts.values()) == pytest.approx(run.hours - run.bound_work)
+    assert all(hours >= -1e-9 for hours in run.gap_parts.values())
+    assert run.gap_parts["publish"] > 0 and run.gap_parts["optimizer"] > 0
 
 
 def test_overall_timeout_drops_an_execution_since_it_started_and_its_group_still_counts():
