@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from qwengyre.cell.home import Home
 from qwengyre.core.errors import ConfigError
 from qwengyre.engines.api import CellEngine, Serving
 from qwengyre.engines.config import EngineConfig
+from qwengyre.models.adapter_record import Base
 from qwengyre.paced.plan import PacedPlan
 from qwengyre.trainer.api import CellTrainer
 from qwengyre.trainer.config import TrainerConfig
@@ -27,8 +29,9 @@ def build_parts(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig | 
 
     The engine starts first: vLLM's process on a CPU is forked off this one, while nothing else has threads yet.
     """
+    base = Base(model_dir)
     kinds: dict[str, tuple[Callable[..., Serving], Callable[..., CellTrainer]]] = {
-        "embedded": (_embedded, _trainer),
+        "embedded": (partial(_embedded, base=base), partial(_trainer, base=base)),
         "vllm": (_vllm, _trainer),
         "paced": (_paced_engine, _paced_trainer),
         "served": (_served, _no_trainer),
@@ -40,13 +43,13 @@ def build_parts(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig | 
     return CellParts(started, None if trainer is None else start_trainer(model_dir, engine, trainer, home))
 
 
-def _embedded(model_dir: Path, engine: EngineConfig, home: Home) -> CellEngine:
+def _embedded(model_dir: Path, engine: EngineConfig, home: Home, base: Base) -> CellEngine:
     import torch
 
     from qwengyre.engines.embedded import EmbeddedEngine
 
     torch.set_num_threads(home.threads)
-    return EmbeddedEngine(model_dir, home.carrier, engine)
+    return EmbeddedEngine(model_dir, home.carrier, engine, base=base)
 
 
 def _vllm(model_dir: Path, engine: EngineConfig, home: Home) -> CellEngine:
@@ -80,7 +83,7 @@ def _no_trainer(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig, h
     raise ConfigError("a served model is evaluated, never trained: its weights are elsewhere", key="engine.engine")
 
 
-def _trainer(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig, home: Home) -> CellTrainer:
+def _trainer(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig, home: Home, base: Base | None = None) -> CellTrainer:
     if trainer.ranks > 1:
         from qwengyre.cell.ranks.trainer import RankedTrainer
 
@@ -88,7 +91,7 @@ def _trainer(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig, home
     from qwengyre.trainer.member import MemberTrainer
     from qwengyre.trainer.trainer import Trainer
 
-    return MemberTrainer(Trainer(model_dir, trainer, home.carrier), home.secret)
+    return MemberTrainer(Trainer(model_dir, trainer, home.carrier, base=base), home.secret)
 
 
 def _paced_trainer(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig, home: Home) -> CellTrainer:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -109,8 +109,15 @@ class EngineCore:
 
     def load_weights(self, parameters: Mapping[str, np.ndarray], version: int) -> None:
         """Go on under other weights: running calls compute their keys and values again, chunks never span the change."""
+        self._go_on_under(lambda: self.weights.load(parameters), version)
+
+    def load_weights_by(self, read: Read, like: Mapping[str, np.ndarray], version: int) -> None:
+        """As `load_weights`, of parameters of the shapes of `like`, which `read(into)` fetches to where they stay."""
+        self._go_on_under(lambda: self.weights.load_by(read, like), version)
+
+    def _go_on_under(self, load: Callable[[], None], version: int) -> None:
         self.flush()
-        self.weights.load(parameters)
+        load()
         self.forward.refresh()
         self.version = version
         self.cache.clear()

@@ -29,6 +29,8 @@ from qwengyre.engines.api import Capacity, EngineStats, GenerateRequest, KVHandl
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.core import EngineCore
 from qwengyre.engines.served import read_served
+from qwengyre.models.adapter_record import ADAPTER, Base
+from qwengyre.models.adapters import merging
 from qwengyre.models.probe import PROBE, probe_in
 from qwengyre.transfer.api import Carrier, Exposure
 from qwengyre.transfer.layout import placeholders
@@ -47,7 +49,17 @@ class EmbeddedEngine:
     Starts with the weights of `model_dir` as version 0; `start_offloaded` starts without memory, for `restore`.
     """
 
-    def __init__(self, model_dir: Path, carrier: Carrier, config: EngineConfig, *, start_offloaded: bool = False):
+    def __init__(
+        self,
+        model_dir: Path,
+        carrier: Carrier,
+        config: EngineConfig,
+        *,
+        start_offloaded: bool = False,
+        base: Base | None = None,
+    ):
+        """`base`: the weights that adapters change, shared with others in this process; None reads the folder's when they come."""
+        self._base = Base(model_dir) if base is None else base
         self.config, self.spec = config, read_served(model_dir)
         self._carrier = carrier
         self._core: EngineCore | None = None
@@ -194,7 +206,11 @@ class EmbeddedEngine:
 
     def _update_weights(self, snapshot: Exposure, version: int) -> None:
         core, parameters = self._need_core(), self._carrier.read(snapshot)
-        core.load_weights(parameters, version)
+        if ADAPTER in parameters:
+            base = self._base.arrays()
+            core.load_weights_by(merging(base, parameters), base, version)
+        else:
+            core.load_weights(parameters, version)
         self._prove(core, parameters)
         self._deliver(core.take_chunks())
 
@@ -243,6 +259,12 @@ class EmbeddedEngine:
             return
         core = EngineCore(self.spec, self.config, version=version)
         like = placeholders(snapshot)
+        if ADAPTER in like:
+            base, parameters = self._base.arrays(), self._carrier.read(snapshot)
+            core.fill_weights(merging(base, parameters), base)
+            self._prove(core, parameters)
+            self._core = core
+            return
         core.fill_weights(lambda into: self._carrier.read(snapshot, into), like)
         self._prove(core, self._carrier.read(snapshot, {PROBE: np.empty(like[PROBE].shape, np.uint8)}) if PROBE in like else {})
         self._core = core

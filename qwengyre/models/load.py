@@ -16,7 +16,7 @@ from safetensors import safe_open
 from qwengyre.core.errors import ConfigError, ModelRefused
 from qwengyre.models.config_file import read_config_file
 from qwengyre.models.follow import sentence
-from qwengyre.models.weight_files import refuse_pickled
+from qwengyre.models.weight_files import refuse_adapter, refuse_pickled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,6 +54,7 @@ def load(model_dir: Path, dtype: torch.dtype) -> PreTrainedModel:
     config = read_config(model_dir)
     try:
         refuse_pickled(Path(model_dir))
+        refuse_adapter(Path(model_dir))
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             model_dir, config=config, dtype=dtype, output_loading_info=True, use_safetensors=True, trust_remote_code=False
         )

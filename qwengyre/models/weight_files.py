@@ -26,10 +26,20 @@ def weight_files(model_dir: Path) -> list[Path]:
         except msgspec.MsgspecError as error:
             raise ModelRefused(f"{index} is not an index of weights: {error}") from error
     refuse_pickled(model_dir)
+    refuse_adapter(model_dir)
     missing = [name for name in names if not (model_dir / name).is_file()]
     if missing:
         raise ModelRefused(f"{model_dir} has no {', '.join(missing[:3])}: its weights must be there as safetensors, all of them")
     return [model_dir / name for name in names]
+
+
+def refuse_adapter(model_dir: Path) -> None:
+    """Raises ModelRefused for adapters without the model that they are to."""
+    if (model_dir / "adapter_config.json").is_file() and not any(model_dir.glob("model*.safetensors")):
+        raise ModelRefused(
+            f"{model_dir} has adapters and not the model that they are to. Merge them: `qwengyre export-model RUN --out DIR` does for those"
+            " of a run, PEFT's merge_and_unload for any"
+        )
 
 
 def refuse_pickled(model_dir: Path) -> None:

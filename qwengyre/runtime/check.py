@@ -177,7 +177,7 @@ def _check_model(config: RunConfig) -> Mistakes:
         from qwengyre.engines.served import check_folder as check_served
         from qwengyre.trainer.preflight import check_folder
 
-        check_folder(folder, min(config.policy.max_context_tokens, config.engine.max_context_tokens))
+        check_folder(folder, min(config.policy.max_context_tokens, config.engine.max_context_tokens), config.trainer.lora)
         if config.engine.engine == "embedded":  # vLLM says at its start what it does not serve
             check_served(folder)
     yield from ()
@@ -254,6 +254,13 @@ def _check_ranks(config: RunConfig) -> Mistakes:
         )
 
 
+def _check_lora(config: RunConfig) -> Mistakes:
+    """Engines that could not tell adapters from whole weights."""
+    if config.trainer.lora.rank and config.engine.engine not in ("embedded", "served"):
+        why = "a paced cell trains nothing" if config.engine.engine == "paced" else "adapters in vLLM are not built"
+        yield ConfigError(f'{why}: leave it at 0, or take engine.engine = "embedded"', key="trainer.lora.rank")
+
+
 def _check_packages(config: RunConfig) -> Mistakes:
     for key, value in (("runtime.launcher", config.runtime.launcher), ("transfer.carrier", config.transfer.carrier)):
         if value in OPTIONAL and importlib.util.find_spec(value) is None:
@@ -306,6 +313,7 @@ CHECKS: Final[tuple[Callable[[RunConfig], Iterable[QwenGyreError]], ...]] = (
     _check_group_size,
     _check_steps,
     _check_ranks,
+    _check_lora,
     _check_packages,
     _check_wires,
     _check_rules,

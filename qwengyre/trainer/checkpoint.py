@@ -2,6 +2,7 @@
 
     FOLDER/step-000004/                        model.safetensors: weights by Hugging Face name, and nothing else that is safetensors
                        config.json, tokenizer ...   copied from the policy's folder, with `dtype` as the weights are
+                       adapter_model.safetensors, adapter_config.json   where adapters are trained: PEFT's, in place of model.safetensors
                        checkpoint.json              step, number of updates, what the caller added, and the name of the state
     FOLDER/optimizer/step-000004-5c0ffee5.safetensors   both moments by the same names
 
@@ -27,10 +28,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from qwengyre.core.errors import TrainerError
+from qwengyre.models.adapter_record import ADAPTER, Adapter
 from qwengyre.models.probe import PROBE, Probe
 
 FORMAT: Final = 2
 WEIGHTS, META, CONFIG = "model.safetensors", "checkpoint.json", "config.json"
+ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""PEFT's names, in place of `WEIGHTS` where adapters are trained."""
 STATES: Final = "optimizer"
 """Folder of the optimizer's states, beside the checkpoints."""
 DTYPES: Final = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -41,11 +45,12 @@ MODEL_FILES: Final = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken"
 Arrays = dict[str, np.ndarray]
 
 
-def write_weights(path: Path, weights: Arrays, probe: Probe | None = None) -> None:
-    """One safetensors file, atomically. The probe lies in its metadata, where tools that open weights do not meet it."""
+def write_weights(path: Path, weights: Arrays, probe: Probe | None = None, adapter: Adapter | None = None) -> None:
+    """One safetensors file, atomically. Probe and adapter lie in its metadata, where tools that open weights do not meet them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    said = {} if probe is None else {PROBE: msgspec.json.encode(probe).decode()}
+    told = {PROBE: probe, ADAPTER: adapter}
+    said = {name: msgspec.json.encode(record).decode() for name, record in told.items() if record is not None}
     save_file(weights, beside, metadata={"format": "pt"} | said)
     _flush(beside)
     beside.replace(path)
@@ -57,10 +62,18 @@ def read_weights(path: Path) -> Arrays:
 
 
 def read_published(path: Path) -> Arrays:
-    """Weights with their probe, as they were published. One that an older version wrote has none."""
+    """Weights with their probe, as they were published; adapters with what they are. A file that an older version wrote has no probe."""
     with safe_open(path, "np") as file:
-        said = (file.metadata() or {}).get(PROBE)
-    return load_file(path) | ({} if said is None else {PROBE: msgspec.json.decode(said, type=Probe).packed()})
+        said = file.metadata() or {}
+    records: dict[str, type[Probe] | type[Adapter]] = {PROBE: Probe, ADAPTER: Adapter}
+    return load_file(path) | {
+        name: msgspec.json.decode(said[name], type=kind).packed() for name, kind in records.items() if name in said
+    }
+
+
+def is_adapter(directory: Path) -> bool:
+    """Whether a checkpoint has adapters in place of whole weights."""
+    return (directory / ADAPTER_WEIGHTS).is_file()
 
 
 def copy_model_files(source: Path, into: Path, leave_out: Collection[str] = ()) -> None:
@@ -74,8 +87,10 @@ def copy_model_files(source: Path, into: Path, leave_out: Collection[str] = ()) 
             beside.replace(into / file.name)
 
 
-def write_model(directory: Path, files: Path, weights: Path | Arrays) -> None:
+def write_model(directory: Path, files: Path, weights: Path | Arrays, adapter: dict[str, Any] | None = None) -> None:
     """A folder that Hugging Face opens: `weights`, a file to copy or arrays, and what `files` holds beside weights.
+
+    Adapters come with the `adapter` that PEFT's config says.
 
     All of it or nothing; what was in `directory` is gone then. Raises SafetensorError for a file that does not hold weights.
     """
@@ -84,22 +99,31 @@ def write_model(directory: Path, files: Path, weights: Path | Arrays) -> None:
         copy_model_files(files, beside)
         if isinstance(weights, Path):
             shutil.copyfile(weights, beside / WEIGHTS)
+            _tell_dtype(beside)
         else:
-            save_file(weights, beside / WEIGHTS, metadata={"format": "pt"})
-        _tell_dtype(beside)
+            _put_weights(beside, weights, adapter)
         put_in_place(beside, directory)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def write(directory: Path, files: Path, weights: Arrays, moments: dict[str, Arrays], meta: dict[str, Any]) -> None:
-    """Write a checkpoint to `directory`, in place of one that is there. `moments` are `first` and `second`."""
+def write(
+    directory: Path,
+    files: Path,
+    weights: Arrays,
+    moments: dict[str, Arrays],
+    meta: dict[str, Any],
+    adapter: dict[str, Any] | None = None,
+) -> None:
+    """Write a checkpoint to `directory`, in place of one that is there. `moments` are `first` and `second`.
+
+    With PEFT's config of an `adapter`, the weights are its own, by PEFT's names.
+    """
     state = directory.parent / STATES / f"{directory.name}-{secrets.token_hex(4)}.safetensors"
     write_weights(state, {f"{moment}.{name}": array for moment, arrays in moments.items() for name, array in arrays.items()})
     beside = _beside(directory)
     copy_model_files(files, beside)
-    save_file(weights, beside / WEIGHTS, metadata={"format": "pt"})
-    _tell_dtype(beside)
+    _put_weights(beside, weights, adapter)
     (beside / META).write_text(json.dumps({"format": FORMAT, **meta, "optimizer": f"{STATES}/{state.name}"}, indent=1))
     put_in_place(beside, directory)
     _forget_leftovers(directory.parent)
@@ -127,15 +151,16 @@ def read(directory: Path) -> tuple[Arrays, dict[str, Arrays], dict[str, Any]]:
     if meta.get("format") != FORMAT:
         raise TrainerError(f"{directory}: checkpoint format {meta.get('format')}, this version reads {FORMAT}")
     state = directory.parent / meta["optimizer"]
+    weights = ADAPTER_WEIGHTS if is_adapter(directory) else WEIGHTS
     moments: dict[str, Arrays] = {"first": {}, "second": {}}
     try:
         for key, array in load_file(state).items():
             moment, _, name = key.partition(".")
             moments[moment][name] = array
-        return load_file(directory / WEIGHTS), moments, meta
+        return load_file(directory / weights), moments, meta
     except (OSError, SafetensorError) as error:
         raise TrainerError(
-            f"{directory} cannot be read ({error}): put back {WEIGHTS} in it and {state}, or remove the checkpoint to go on from the"
+            f"{directory} cannot be read ({error}): put back {weights} in it and {state}, or remove the checkpoint to go on from the"
             " one before it"
         ) from error
 
@@ -186,6 +211,15 @@ def _beside(directory: Path) -> Path:
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir(parents=True)
     return beside
+
+
+def _put_weights(directory: Path, weights: Arrays, adapter: dict[str, Any] | None) -> None:
+    if adapter is None:
+        save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+        _tell_dtype(directory)
+    else:
+        save_file(weights, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        (directory / ADAPTER_CONFIG).write_text(json.dumps(adapter, indent=2) + "\n")
 
 
 def _tell_dtype(directory: Path) -> None:

@@ -10,6 +10,30 @@ import msgspec
 from qwengyre.trainer.published import PUBLISHED, AggregationName, ObjectiveName
 
 
+class LoraConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Low-rank adapters (LoRA, arXiv 2106.09685): only they are trained, published and saved."""
+
+    rank: int = 0
+    """Width of an adapter; 8 to 64 are usual. 0: no adapters, all weights are trained."""
+    alpha: float | None = None
+    """An adapter changes a weight by alpha / rank times its product. Unset: twice the rank."""
+    targets: tuple[str, ...] = ()
+    """Linear layers that get one, by their names or what those end with, such as ["q_proj", "v_proj"]. Empty: all but the head."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise ValueError(f"rank must not be negative, is {self.rank}")
+        if not self.rank and (self.alpha is not None or self.targets):
+            raise ValueError("rank is 0, so that there are no adapters: set it, or leave alpha and targets out")
+        if self.alpha is not None and not (math.isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"alpha must be a positive number, is {self.alpha}")
+
+    @property
+    def scales_by(self) -> float:
+        """The alpha that holds."""
+        return 2.0 * self.rank if self.alpha is None else self.alpha
+
+
 class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     learning_rate: float = 1e-6
     """AdamW step size. The default is the paper's, for models of a billion parameters and more; smaller ones want more: the quickstart
@@ -71,6 +95,8 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state, in float32: 2 + 4 bytes a parameter on every cell, 12 more on the core."""
     optimizer_device: Literal["device", "host"] = "device"
     """Where the core keeps the optimizer's state: beside the weights, or in the host's memory, where it also computes updates."""
+    lora: LoraConfig = LoraConfig()
+    """Adapters in place of whole training. Learning rates are ten times those of whole training or more."""
 
     def __post_init__(self) -> None:
         positive = ("learning_rate", "max_gradient_norm", "token_weight_cap", "sequence_constant")
@@ -89,6 +115,10 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
         if self.dtype == "bfloat16" and self.ranks > 1:
             raise ValueError("dtype: bfloat16 in a cell of several ranks is not built: take float32, or ranks = 1")
+        if self.lora.rank and self.ranks > 1:
+            raise ValueError("lora: adapters in a cell of several ranks are not built: take ranks = 1, or lora.rank = 0")
+        if self.lora.rank and self.dtype == "bfloat16":
+            raise ValueError("lora: adapters to weights in bfloat16 are not built: take dtype float32, or lora.rank = 0")
         if self.normalizes_advantages and self.kl_coefficient:
             raise ValueError(
                 "normalize_advantages needs kl_coefficient = 0, since it would scale the KL term too: set one of them to false or 0"

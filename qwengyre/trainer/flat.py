@@ -1,6 +1,6 @@
-"""All parameters of a model as one flat array, and all gradients as another: copies, sums and updates are one operation.
+"""All parameters that are trained as one flat array, and all gradients as another: copies, sums and updates are one operation.
 
-`N` numbers of all parameters. Both arrays are on the model's device. Parameters become views of the one; gradients are added up in the
+`N` numbers of all of them; parameters that want no gradient, as those under adapters, stay as they are. Both arrays are on the model's device. Parameters become views of the one; gradients are added up in the
 other, in the dtype of sums: where that is the parameters' own, `.grad` is a view and autograd adds in place, else each gradient is
 added as soon as a backward pass has it, and dropped. Other processes read and write memory of the host: on the host the weights
 themselves, elsewhere a copy of them.
@@ -24,9 +24,9 @@ NUM_COUNTERS = 3
 
 class FlatParameters:
     def __init__(self, model: nn.Module, dtype: torch.dtype, device: torch.device = HOST):
-        """Move the parameters of `model` (tied ones once) into one array of `dtype` on `device`."""
+        """Move the parameters of `model` that are trained (tied ones once) into one array of `dtype` on `device`."""
         place(model, device)
-        self.parameters = dict(model.named_parameters())
+        self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
         sizes = [p.numel() for p in self.parameters.values()]
         ends = np.cumsum(sizes).tolist()

@@ -27,13 +27,14 @@ class RMSNorm(torch.autograd.Function):
         return (x * inverse).mul_(weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, inverse = ctx.saved_tensors
         width = x.shape[-1]
         unit = x * inverse
         product = grad * unit
-        flat = product.reshape(-1, width)
-        d_weight = torch.mv(flat.T, flat.new_ones(flat.shape[0]))
+        flat, d_weight = product.reshape(-1, width), None
+        if ctx.needs_input_grad[1]:
+            d_weight = torch.mv(flat.T, flat.new_ones(flat.shape[0]))
         mean = torch.mv(flat, weight).div_(width).view(inverse.shape)
         dx = (grad * weight).sub_(unit.mul_(mean)).mul_(inverse)
         return dx, d_weight, None

@@ -7,14 +7,16 @@ from pathlib import Path
 import torch
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.models.adapter_record import Adapter
+from qwengyre.models.adapters import adapt
 from qwengyre.models.limits import longest_text
 from qwengyre.models.load import read_config
 from qwengyre.models.shrink import small_model
-from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.config import LoraConfig, TrainerConfig
 from qwengyre.trainer.tree_model import TreeModel
 
 
-def check_folder(model_dir: Path, max_context_tokens: int) -> None:
+def check_folder(model_dir: Path, max_context_tokens: int, lora: LoraConfig | None = None) -> None:
     """Raises ConfigError and UnsupportedModel for what the trainer will refuse when it loads this folder.
 
     A config that cannot be made small is not tried: its model is, at its load.
@@ -23,10 +25,13 @@ def check_folder(model_dir: Path, max_context_tokens: int) -> None:
 
     config = read_config(model_dir)
     with torch.device("meta"):
-        limit = longest_text(AutoModelForCausalLM.from_config(config))
+        model = AutoModelForCausalLM.from_config(config)
+    limit = longest_text(model)
     if limit and max_context_tokens > limit.num_tokens:
         raise ConfigError(
             f"texts of this model end at {limit.num_tokens} tokens: {limit.reason}. Lower it", key="policy.max_context_tokens"
         )
+    if lora is not None and lora.rank:
+        adapt(model, Adapter(lora.rank, lora.scales_by), lora.targets)
     if (small := small_model(config)) is not None:
         TreeModel(small, TrainerConfig())

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from qwengyre.core.errors import NonFiniteLoss, TrainerError
 from qwengyre.core.records import MicroStep, Trajectory
+from qwengyre.models.adapter_record import ADAPTER, Adapter, Base
+from qwengyre.models.adapters import from_peft, peft_config, to_peft
 from qwengyre.models.load import as_in_folder, as_in_memory, left_in_folder, read_left
 from qwengyre.models.probe import PROBE
 from qwengyre.telemetry.folder import snapshot_file
@@ -45,19 +47,24 @@ class Trainer:
         carrier: Carrier,
         ranks: Alone | Ranks = ALONE,
         device: torch.device | None = None,
+        base: Base | None = None,
     ):
         """Load a Hugging Face folder. Raises UnsupportedModel for a model that tree rows would train wrongly.
 
         `ranks`: this process is one of several that make up the cell; all of them call every method alike. `device`: None is the
-        one that the config names.
+        one that the config names. `base` is told the weights that adapters change, for the engine of the same cell.
         """
         self.model_dir, self.config, self.carrier = Path(model_dir), config, carrier
         self.ranks = ranks
         self.device = device_of(config.device) if device is None else device
         self.tree_model = TreeModel.load(self.model_dir, config, ranks, self.device)
         dtype, model = getattr(torch, config.dtype), self.tree_model.model
-        self.left = left_in_folder(model, self.model_dir)
+        self.adapter = Adapter(config.lora.rank, config.lora.scales_by) if config.lora.rank else None
+        """How what is trained changes the weights; None: it is the weights."""
+        self.left = frozenset[str]() if self.adapter else left_in_folder(model, self.model_dir)
         """What the folder holds that is not of this model; checkpoints keep it."""
+        if base is not None and self.adapter is not None and (dtype, self.device) == (torch.float32, HOST):
+            base.share({name: p.detach().numpy() for name, p in model.named_parameters() if not p.requires_grad})
         self.flat = ranks.parameters(model, dtype, self.device)
         self.optimizer: AdamW | None = None
         self.exposure: Exposure | None = None
@@ -184,13 +191,14 @@ class Trainer:
     def published(self) -> dict[str, np.ndarray]:
         """The weights as engines read them, with the probe; on rank 0 of the cell, {} on its others."""
         probe, weights = self.tree_model.probe(), self.whole_weights()
-        return weights | {PROBE: probe.packed()} if self.ranks.rank == 0 else {}
+        beside = {PROBE: probe.packed()} | ({} if self.adapter is None else {ADAPTER: self.adapter.packed()})
+        return weights | beside if self.ranks.rank == 0 else {}
 
     def save_weights(self, path: Path) -> None:
         """The present weights and their probe as one safetensors file, atomically."""
         probe, weights = self.tree_model.probe(), self.whole_weights()
         if self.ranks.rank == 0:
-            checkpoint.write_weights(Path(path), weights, probe)
+            checkpoint.write_weights(Path(path), weights, probe, self.adapter)
 
     def save_checkpoint(self, directory: Path, step: int, files: Path, extra: dict[str, Any] | None = None) -> None:
         """Core: weights, optimizer and `extra`, durable when this returns on rank 0. However many ranks, one format.
@@ -201,14 +209,23 @@ class Trainer:
         weights = self.flat.whole(self.flat.weights if optimizer.master_N is None else optimizer.master_N)
         moments = {"first": self.flat.whole(optimizer.first_N), "second": self.flat.whole(optimizer.second_N)}
         meta = {"step": step, "num_updates": optimizer.num_updates, "extra": extra or {}}
-        if self.ranks.rank == 0:
+        if self.adapter is not None:
+            told = peft_config(self.adapter, list(weights), str(self.model_dir.absolute()))
+            checkpoint.write(Path(directory), Path(files), to_peft(weights), moments, meta, told)
+        elif self.ranks.rank == 0:
             whole = as_in_folder(self.tree_model.model, weights) | read_left(self.model_dir, self.left)
             checkpoint.write(Path(directory), Path(files), whole, moments, meta)
 
     def load_checkpoint(self, directory: Path) -> dict[str, Any]:
         """Core: take weights and optimizer back; return the JSON that was saved (`step`, `num_updates`, `extra`)."""
         weights, moments, meta = checkpoint.read(Path(directory))
-        if self.flat.spans.keys() - weights.keys():
+        if self.adapter is not None:
+            weights = from_peft(weights)
+            if {name: array.shape for name, array in weights.items()} != self.flat.shapes:
+                raise TrainerError(f"{directory} has no adapters of the rank and to the layers that [trainer.lora] says")
+        elif checkpoint.is_adapter(Path(directory)):
+            raise TrainerError(f"{directory} has adapters only, and this run trains whole weights: set trainer.lora as it was")
+        elif self.flat.spans.keys() - weights.keys():
             weights = as_in_memory(Path(directory), self.flat.sums)
         self.flat.restore()
         self._load(weights)

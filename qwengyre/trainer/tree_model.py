@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from qwengyre.core.errors import TrainerError, UnsupportedModel
+from qwengyre.models.adapter_record import Adapter
+from qwengyre.models.adapters import adapt
 from qwengyre.models.follow import Followed, take_over
 from qwengyre.models.load import load, read_config
 from qwengyre.models.plan import following
@@ -98,6 +100,8 @@ class TreeModel:
             place(tried, device)
             TreeModel(tried, config)
         model = load(model_dir, dtype)
+        if config.lora.rank:
+            adapt(model, Adapter(config.lora.rank, config.lora.scales_by), config.lora.targets)
         if dtype == torch.float64 and any(name.endswith("experts") for name, _ in model.named_modules()):
             model.set_experts_implementation("eager")  # grouped products of matrices know no doubles
         place(model, device)

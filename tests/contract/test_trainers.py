@@ -23,6 +23,7 @@ from qwengyre.cell.ranks.trainer import RankedTrainer
 from qwengyre.core.errors import MembershipBroken, StaleRead, TrainerError
 from qwengyre.core.records import MicroStep
 from qwengyre.engines.config import EngineConfig
+from qwengyre.models.adapter_record import ADAPTER
 from qwengyre.models.load import load
 from qwengyre.models.probe import PROBE, probe_in
 from qwengyre.models.rounding import probe_of
@@ -36,7 +37,7 @@ from qwengyre.testing.tokenizers import write_byte_tokenizer
 from qwengyre.testing.training import micro_step, random_execution
 from qwengyre.trainer.api import CellTrainer, Membership
 from qwengyre.trainer.checkpoint import read_published
-from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.config import LoraConfig, TrainerConfig
 from qwengyre.trainer.member import MemberTrainer
 from qwengyre.transfer.api import Exposure
 from qwengyre.transfer.carriers import CarrierPlace
@@ -57,11 +58,13 @@ class Kind(NamedTuple):
     ranks: int = 1
     computes: bool = True
     """Else it only takes time: no sums, nothing to audit."""
+    lora: LoraConfig = LoraConfig()
 
 
 KINDS = [
     Kind("whole", MemberTrainer, "embedded"),
     Kind("ranked", RankedTrainer, "embedded", ranks=2),
+    Kind("adapters", MemberTrainer, "embedded", lora=LoraConfig(rank=4)),
     Kind("paced", PacedTrainer, "paced", computes=False),
 ]
 
@@ -106,7 +109,7 @@ class Bench:
         model = write_tiny_qwen3(folder / "model") if kind.computes else write_byte_tokenizer(folder / "model")
         (folder / "plan.json").write_bytes(msgspec.json.encode(PLAN))
         engine = EngineConfig(engine=kind.engine, paced_plan="" if kind.computes else str(folder / "plan.json"))
-        config = msgspec.structs.replace(CONFIG, ranks=kind.ranks)
+        config = msgspec.structs.replace(CONFIG, ranks=kind.ranks, lora=kind.lora)
         self.store = KeyStore("127.0.0.1", SECRET)
         self.core, self.satellite = (Host(model, engine, config, self.place, SECRET) for _ in range(2))
         for host in (self.core, self.satellite):
@@ -143,7 +146,7 @@ class Bench:
 
     def weights(self) -> dict[str, np.ndarray]:
         published = self.core("publishable")
-        return {name: array for name, array in published.items() if name != PROBE}
+        return {name: array for name, array in published.items() if name not in (PROBE, ADAPTER)}
 
     def close(self) -> None:
         for host in (self.core, self.satellite):

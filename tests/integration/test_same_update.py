@@ -42,6 +42,7 @@ class Cells:
         ranks_per_cell: int = 1,
         chunk_tokens: int = 8192,
         model: nn.Module | None = None,
+        lora_rank: int = 0,
     ):
         torch.set_num_threads(1)
         (model or tiny_qwen3()).save_pretrained(folder / "model")
@@ -50,7 +51,7 @@ class Cells:
         self.store = KeyStore("127.0.0.1", SECRET)
         with Listener(str(folder / "control"), "AF_UNIX") as listener:
             command = [sys.executable, str(script), str(folder / "control"), str(folder / "model"), prefix, dtype]
-            self.process = subprocess.Popen([*command, *map(str, (num_processes, ranks_per_cell, chunk_tokens))])
+            self.process = subprocess.Popen([*command, *map(str, (num_processes, ranks_per_cell, chunk_tokens, lora_rank))])
             accepted = [listener.accept() for _ in range(num_processes)]
         by_cell = {connection.recv(): connection for connection in accepted}
         self.pids = [pid for _, pid in sorted(by_cell)]
@@ -91,9 +92,11 @@ class Cells:
         self.store.close()
 
 
-@pytest.fixture(scope="module", params=BOUNDS)
+@pytest.fixture(scope="module", params=[*BOUNDS, "adapters"])
 def cells(request, tmp_path_factory):
-    cells = Cells(tmp_path_factory.mktemp("cells"), request.param)
+    """In each dtype, and with adapters in float32."""
+    folder, has_adapters = tmp_path_factory.mktemp("cells"), request.param == "adapters"
+    cells = Cells(folder, "float32" if has_adapters else request.param, lora_rank=4 if has_adapters else 0)
     cells.start = cells.call(0, "weights")
     cells.connect()
     yield cells

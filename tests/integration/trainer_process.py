@@ -1,4 +1,4 @@
-"""Trainers of cells: `python trainer_process.py ADDRESS MODEL_DIR PREFIX DTYPE NUM_PROCESSES RANKS_PER_CELL CHUNK_TOKENS`.
+"""Trainers of cells: `python trainer_process.py ADDRESS MODEL_DIR PREFIX DTYPE NUM_PROCESSES RANKS_PER_CELL CHUNK_TOKENS LORA_RANK`.
 
 Imports once, then forks (nothing has started a thread yet). Each process says (index, pid), then answers (method, args)
 until it is told to stop.
@@ -17,7 +17,7 @@ from transformers import Qwen3ForCausalLM  # noqa: F401  imported before the for
 
 from qwengyre.core.errors import QwenGyreError
 from qwengyre.testing.training import InDouble
-from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.config import LoraConfig, TrainerConfig
 from qwengyre.trainer.members import Members
 from qwengyre.trainer.sharded import Alone, Ranks
 from qwengyre.trainer.trainer import Trainer
@@ -25,9 +25,16 @@ from qwengyre.transfer.shm import ShmCarrier
 
 
 class Cell:
-    def __init__(self, model_dir: Path, prefix: str, ranks: Alone | Ranks, dtype: str, chunk_tokens: int):
+    def __init__(self, model_dir: Path, prefix: str, ranks: Alone | Ranks, dtype: str, chunk_tokens: int, lora: int):
         torch.set_num_threads(1)
-        config = TrainerConfig(learning_rate=0.01, clip_low=0.999, clip_high=1e6, chunk_tokens=chunk_tokens, dtype=dtype)
+        config = TrainerConfig(
+            learning_rate=0.01,
+            clip_low=0.999,
+            clip_high=1e6,
+            chunk_tokens=chunk_tokens,
+            dtype=dtype,
+            lora=LoraConfig(rank=lora),
+        )
         self.trainer = Trainer(model_dir, config, ShmCarrier(prefix), ranks)
         self.members: Members | None = None
         self.sum: torch.Tensor | None = None
@@ -75,11 +82,11 @@ def ranks_of(model_dir: str, index: int, per_cell: int) -> Alone | Ranks:
     return Ranks()
 
 
-def serve(address: str, model_dir: str, prefix: str, index: int, kind: tuple[str, int, int]) -> None:
-    dtype, per_cell, chunk_tokens = kind
+def serve(address: str, model_dir: str, prefix: str, index: int, kind: tuple[str, int, int, int]) -> None:
+    dtype, per_cell, chunk_tokens, lora = kind
     if dtype == "float64":
         InDouble().__enter__()  # for the life of this process
-    cell = Cell(Path(model_dir), prefix, ranks_of(model_dir, index, per_cell), dtype, chunk_tokens)
+    cell = Cell(Path(model_dir), prefix, ranks_of(model_dir, index, per_cell), dtype, chunk_tokens, lora)
     with Client(address, "AF_UNIX") as connection:
         connection.send((index, os.getpid()))
         while (order := connection.recv()) is not None:

@@ -22,6 +22,8 @@ from qwengyre.testing.engines import write_tiny_qwen3
 from qwengyre.testing.families import moved_parameters, write_family, write_vision_language
 from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
 from qwengyre.trainer import checkpoint
+from qwengyre.trainer.config import LoraConfig, TrainerConfig
+from qwengyre.trainer.trainer import Trainer
 
 RENDERER = {"name": "qwen3", "enable_thinking": False}
 
@@ -100,6 +102,39 @@ def test_a_snapshot_is_written_as_the_folder_that_the_run_began_with(family: str
             parameter.copy_(torch.from_numpy(moved[name]))
         gap = (opened(ids).logits.log_softmax(-1) - expected(ids).logits.log_softmax(-1)).abs().max()
     assert float(gap) == 0
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_adapters_are_merged_into_the_folder_that_the_run_began_with_or_written_alone(tmp_path: Path, step: int):
+    """Step 0 is a snapshot, step 1 a checkpoint."""
+    model = tmp_path / "model"
+    write_family(model, "qwen3_moe")
+    trainer = Trainer(model, TrainerConfig(lora=LoraConfig(rank=2)), None)
+    trainer.flat.weights.normal_(0, 0.2, generator=torch.Generator().manual_seed(0))
+    folder = RunFolder.create(tmp_path / "runs", "a run", f"[policy]\nmodel = '{model}'\n[trainer.lora]\nrank = 2\n")
+    keep_policy(model, folder)
+    trainer.save_weights(folder.snapshots / "v000000.safetensors")
+    trainer.save_checkpoint(checkpoint.place(folder.checkpoints, 1), 1, folder.policy)
+    export(folder.path, "--out", tmp_path / "merged", "--step", step)
+    before, after = (load_file(path / "model.safetensors") for path in (model, tmp_path / "merged"))
+    assert {name: array.shape for name, array in after.items()} == {name: array.shape for name, array in before.items()}
+    assert not (tmp_path / "merged" / "adapter_config.json").exists()
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    probe = trainer.tree_model.probe()
+    ids = torch.tensor(probe.token_ids)
+    with torch.no_grad():
+        found = opened(ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    assert np.abs(found.numpy() - np.array(probe.logprobs)).max() < 1e-4
+    export(folder.path, "--out", tmp_path / "alone", "--step", step, "--adapter")
+    told = json.loads((tmp_path / "alone" / "adapter_config.json").read_text())
+    assert (told["r"], told["lora_alpha"], told["base_model_name_or_path"]) == (2, 4, str(model))
+    alone = load_file(tmp_path / "alone" / "adapter_model.safetensors")
+    assert {name.split(".lora_")[0].removeprefix("base_model.model.") for name in alone} == set(told["target_modules"])
+    assert not (tmp_path / "alone" / "model.safetensors").exists()
+
+
+def test_a_run_without_adapters_has_none_to_write(run: RunFolder, tmp_path: Path):
+    assert "--adapter: this run trained whole weights" in export(run.path, "--out", tmp_path / "x", "--adapter", code=2)
 
 
 def test_a_snapshot_whose_names_nobody_knows_is_refused(run: RunFolder, tmp_path: Path):
