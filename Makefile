@@ -52,8 +52,8 @@ test-browser: setup  ## Installs Playwright and, as root, Chromium; the dashboar
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { apt-get update -qq && apt-get install -qq -y chromium >/dev/null; }
 	QWENGYRE_SCREENSHOTS=$${QWENGYRE_SCREENSHOTS:-.screenshots} $(BIN)/python -m pytest checks/test_browser.py
 
-test-fuzz: setup  ## Slow: 10,000 answers a renderer in random pieces; QWENGYRE_FUZZ_ANSWERS=500 for fewer.
-	$(BIN)/python -m pytest checks/test_fuzz_answers.py
+test-fuzz: setup  ## Slow: 10,000 answers a renderer in random pieces, 20,000 requests a dialect; QWENGYRE_FUZZ_ANSWERS=500, QWENGYRE_FUZZ_REQUESTS=500 for fewer.
+	$(BIN)/python -m pytest checks/test_fuzz_answers.py checks/test_fuzz_requests.py
 
 test-recurrence: setup  ## Gated delta nets over trees against another implementation, which is installed for it.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps tree-recurrence==0.1.1 trl==1.16.0

@@ -32,7 +32,6 @@ from qwengyre.gateway.protocol.request import (
     ModelRequest,
     ParsedItem,
     Tools,
-    arguments_text,
     first_user_text,
     function_spec,
     join_texts,
@@ -40,6 +39,7 @@ from qwengyre.gateway.protocol.request import (
     stop_strings,
     system_texts,
     tools_of,
+    written_arguments,
 )
 from qwengyre.trajectory.match import ToolUse, Turn, canonical_json
 
@@ -298,7 +298,7 @@ def _use(part: Mapping[str, msgspec.Raw], cache: ItemCache) -> ToolUse:
     for id in (call.id, signed):
         if id and id in cache.issued:
             return cache.issued[id]
-    use = ToolUse(id=call.id or "", name=call.name, arguments=arguments_text(bytes(call.args).decode()))
+    use = ToolUse(id=call.id or "", name=call.name, arguments=written_arguments(call.args))
     written = canonical_json(use.arguments)
     same = [one for one in cache.issued.values() if one.name == use.name and canonical_json(one.arguments) == written]
     return same[0] if len(same) == 1 and not call.id else use

@@ -98,6 +98,8 @@ class _Stream:
         }
         self._open: str | None = None
         self._index = -1
+        self._has_said = False
+        """Something but thoughts."""
 
     def start(self) -> bytes:
         return sse.event("message_start", {"type": "message_start", "message": self._message})
@@ -109,7 +111,7 @@ class _Stream:
         return sse.event("ping", {"type": "ping"})
 
     def end(self, ending: Ending) -> bytes:
-        out = b"" if self._index >= 0 else self._begin("text", {"type": "text", "text": ""})
+        out = b"" if self._has_said else self._begin("text", {"type": "text", "text": ""})
         out += self._close()
         reason = "stop_sequence" if ending.stop_string is not None else STOP_REASONS[ending.reason]
         delta = {"stop_reason": reason, "stop_sequence": ending.stop_string}
@@ -137,6 +139,7 @@ class _Stream:
         if self._open == kind:
             return b""
         out = self._close()
+        self._has_said |= kind != "thinking"
         self._open, self._index = kind, self._index + 1
         start = {"type": "content_block_start", "index": self._index, "content_block": block}
         return out + sse.event("content_block_start", start)

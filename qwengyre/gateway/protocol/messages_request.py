@@ -29,7 +29,6 @@ from qwengyre.gateway.protocol.request import (
     ModelRequest,
     ParsedItem,
     Tools,
-    arguments_text,
     first_user_text,
     function_spec,
     join_texts,
@@ -38,6 +37,7 @@ from qwengyre.gateway.protocol.request import (
     stop_strings,
     system_texts,
     tools_of,
+    written_arguments,
 )
 from qwengyre.trajectory.match import ToolUse, Turn
 
@@ -247,7 +247,7 @@ def _assistant_turn(blocks: Sequence[_Block], cache: ItemCache) -> Turn:
             case "redacted_thinking":
                 pass
             case "tool_use":
-                use = ToolUse(id=block.id, name=block.name, arguments=arguments_text(bytes(block.input).decode()))
+                use = ToolUse(id=block.id, name=block.name, arguments=written_arguments(block.input))
                 uses.append(cache.issued.get(block.id, use))
             case _:
                 texts.append(_text(block))

@@ -6,6 +6,8 @@ the digest of its bytes and not parsed again.
 
 from __future__ import annotations
 
+import json
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -19,6 +21,8 @@ from qwengyre.gateway.protocol.fields import InvalidRequest, Json
 from qwengyre.trajectory.match import DIGEST_BYTES, KeyedTurn, ToolUse, Turn, digest, key_turn
 
 T = TypeVar("T")
+_ESCAPE = re.compile(r"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?\\u[0-9a-fA-F]{4}|\\.", re.DOTALL)
+"""A letter that JSON spells by its number, as a pair where it takes two, or what a backslash keeps from being one."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 4096
 """Of all of them together: they are recorded with every call, and looked for in every piece of its answer."""
@@ -169,6 +173,22 @@ def arguments_text(arguments: str | Json | None) -> str:
     if not isinstance(arguments, str):
         return msgspec.json.encode(arguments or {}).decode()
     return "{}" if arguments.strip() in ("", "null") else arguments
+
+
+def written_arguments(raw: msgspec.Raw) -> str:
+    r"""As `arguments_text`, of an object in a body: how the client's JSON spells a letter is not what the policy wrote.
+
+    >>> written_arguments(msgspec.Raw(rb'{"a": "\u00e9\ud83d\ude00 \\u00e9 \u0022"}'))
+    '{"a": "é😀 \\\\u00e9 \\u0022"}'
+    """
+    return arguments_text(_ESCAPE.sub(_letter, bytes(raw).decode()))
+
+
+def _letter(found: re.Match[str]) -> str:
+    """The letter that an escape spells; what has to be escaped, and half of a pair, stays as it is."""
+    letter = json.loads(f'"{found[0]}"') if found[0][1] == "u" else ""
+    is_plain = letter.isprintable() and letter not in ("", '"', "\\")
+    return letter if is_plain else found[0]
 
 
 def arguments_object(arguments: str) -> object:

@@ -173,7 +173,10 @@ class _Stream:
         return self._event("response.in_progress", response=self._response)
 
     def end(self, ending: Ending) -> bytes:
-        out = self._close()
+        if self._open in (None, "reasoning") and all(item["type"] == "reasoning" for item in self._output):
+            out = self._begin_message() + self._close()  # as in an answer that is whole: a client keeps what it can send back
+        else:
+            out = self._close()
         whole = _ended(self._response, self._output, ending)
         return out + self._event(f"response.{whole['status']}", response=whole)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
+
 from qwengyre.gateway.protocol.deltas import Delta, TextDelta, ToolArguments, ToolStart
 from qwengyre.gateway.protocol.request import CallLimit
 from qwengyre.gateway.protocol.sse import encode
@@ -61,21 +63,27 @@ class CallsAsText:
     def __init__(self, parser: _Parser):
         self._parser = parser
         self._has_text = self._is_in_call = False
+        self._arguments: list[str] = []
+        """Of the last call."""
 
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         return [text for delta in self._parser.feed(token_ids) for text in self._text(delta)]
 
     def finish(self) -> list[Delta]:
-        return [*(text for delta in self._parser.finish() for text in self._text(delta)), *self._end_of_call()]
+        """A call that was cut stays open: what follows a cut was never written."""
+        last = [text for delta in self._parser.finish() for text in self._text(delta)]
+        return [*last, *self._end_of_call()] if _is_json("".join(self._arguments)) else last
 
     def _text(self, delta: Delta) -> list[Delta]:
         match delta:
             case ToolArguments():
+                self._arguments.append(delta.text)
                 return [TextDelta(text=delta.text)]
             case ToolStart():
                 ended = self._end_of_call()
                 opening = "\n<tool_call>\n" if self._has_text else "<tool_call>\n"
                 self._is_in_call = self._has_text = True
+                self._arguments.clear()
                 return [*ended, TextDelta(text=f'{opening}{{"name": {encode(delta.name).decode()}, "arguments": ')]
             case _:
                 ended = self._end_of_call()
@@ -85,3 +93,11 @@ class CallsAsText:
     def _end_of_call(self) -> list[Delta]:
         was_in_call, self._is_in_call = self._is_in_call, False
         return [TextDelta(text="}\n</tool_call>")] if was_in_call else []
+
+
+def _is_json(text: str) -> bool:
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return True
