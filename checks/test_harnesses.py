@@ -54,7 +54,9 @@ async def run(kit: Kit, config: HarnessConfig, script: Sequence[str]) -> tuple[O
 
         base_path = opened.path.removesuffix("/v1")
         spec = ExecutionSpec("e000001-0", kit.task("Make a file named hello."), opened.key, base_path=base_path)
-        async with Launcher(config, GatewayAddress(str(process.listening.harness_socket)), work=work, failed=failed) as launcher:
+        async with Launcher(
+            config, [GatewayAddress(str(process.listening.harness_socket))], work=work, failed=failed
+        ) as launcher:
             return await launcher.run_execution(spec, num_calls), events
 
 

@@ -244,8 +244,8 @@ def wrap(injector: Injector) -> None:
         elif kind is ev.StandaloneReturned:
             injector.back(f"standalone-{fields['index']}")
 
-    async def noted_restart(self) -> None:
-        await gateway_restarted(self)
+    async def noted_restart(self, gateway) -> None:
+        await gateway_restarted(self, gateway)
         injector.back("gateway")
 
     async def watched_run(self, restart=()) -> None:

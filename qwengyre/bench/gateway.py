@@ -198,7 +198,7 @@ class ServedCall:
             await asyncio.sleep(0.05)
         self.port = json.loads((folder / "ready").read_text())["port"]
         self.address = await self._server.serve(f"unix:{folder / 'e.sock'}")
-        self._owner = GatewayClient(Path(config.control_socket), DEADLINE_S)
+        self._owner = GatewayClient([Path(config.control_socket)], DEADLINE_S)
         await self._owner.add_server(ServerId("s"), self.address, TOKEN)
         return self
 

@@ -82,7 +82,7 @@ async def _executions(config: HarnessConfig, task: Task, folder: Path, num_execu
 
     async def session(count: int) -> LaunchCost:
         before, started = _cpu_s(), time.perf_counter()
-        async with Launcher(config, gateway, work=folder / "work", failed=folder / "failed") as launcher:
+        async with Launcher(config, [gateway], work=folder / "work", failed=folder / "failed") as launcher:
             ready = time.perf_counter()
             for start in range(0, count, at_once):
                 async with asyncio.TaskGroup() as group:

@@ -6,6 +6,7 @@ attack a page; groups, steps, evaluations and rewards that rise. The same argume
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -83,6 +84,7 @@ class MadeUpRun(msgspec.Struct, frozen=True, kw_only=True):
     is_finished: bool = True
     name: str = "made-up"
     learning_rate: float = 1e-5
+    num_gateways: int = 1
 
     @property
     def num_groups(self) -> int:
@@ -106,9 +108,11 @@ def write_made_up_run(runs_dir: Path, run: MadeUpRun) -> RunFolder:
         for record in _controller_records(run, outcomes):
             journal.append(record)
     writer = _Conversations(run)
-    with Journal.open(folder.gateway_journal, GatewayRecord) as journal:
+    with contextlib.ExitStack() as stack:
+        parts = [folder.gateway_journal_of(number) for number in range(run.num_gateways)]
+        journals = [stack.enter_context(Journal.open(part, GatewayRecord)) for part in parts]
         for told in writer.records(len(outcomes)):
-            journal.append(told)
+            journals[told.session % run.num_gateways].append(told)
     with Journal.open(folder.trained_journal, MicroStep) as journal:
         for micro_step in _micro_steps(run, outcomes):
             journal.append(micro_step)

@@ -118,7 +118,20 @@ def read_settings(overrides: list[str] | None, renderer: str, max_context_tokens
         "engine.max_context_tokens": max(2, max_context_tokens),
         "engine.kv_blocks": max(EngineConfig().kv_blocks, max_context_tokens // block_size + 2),
     }
-    return loads("", Settings, [*(f"{key}={value}" for key, value in options.items()), *(overrides or [])])
+    settings = loads("", Settings, [*(f"{key}={value}" for key, value in options.items()), *(overrides or [])])
+    check_stands_alone(settings.gateway)
+    return settings
+
+
+def check_stands_alone(gateway: GatewayConfig) -> None:
+    """Raises ConfigError for what only the gateways of a run have."""
+    if gateway.processes > 1:
+        raise ConfigError(
+            "several gateways are those of a run: start this command once for each, with --port and --out",
+            key="gateway.processes",
+        )
+    if gateway.port:
+        raise ConfigError("this is for runs: a gateway that stands alone has --port", key="gateway.port")
 
 
 def process_config(model: Path, out: Path, port: int, gateway: GatewayConfig) -> GatewayProcessConfig:
@@ -185,7 +198,7 @@ async def _serve_alone(config: GatewayProcessConfig, open_engine: OpenEngine, na
             execution = await server.gateway.open(_opened(name, temperature, config, served, most))
             execution.route.set(SERVER)
             assert server.listening is not None
-            base = f"http://{config.host}:{server.listening.port}{execution.keys.path}"
+            base = config.gateway.url(0, server.listening.port) + execution.keys.path
             anthropic = base.removesuffix("/v1")
             say(
                 f"{name}: OPENAI_BASE_URL={base} ANTHROPIC_BASE_URL={anthropic} GOOGLE_GEMINI_BASE_URL={anthropic} API_KEY={execution.keys.key}"

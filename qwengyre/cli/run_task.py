@@ -108,7 +108,8 @@ def _trial(folder: Path, run_file: Path | None, overrides: list[str], keep: Path
 
         model_dir = warm_up(config.warmup, Path(config.policy.cache), config.runtime.seed, say)
     url = config.engine.url if config.engine.engine == "served" else ""
-    return Trial(task, config.harness, config.engine, config.gateway, model_dir, url, config.policy.temperature, keep)
+    gateway = msgspec.structs.replace(config.gateway, processes=1, port=0, public_url="")
+    return Trial(task, config.harness, config.engine, gateway, model_dir, url, config.policy.temperature, keep)
 
 
 async def _run(trial: Trial) -> Outcome:
@@ -130,9 +131,9 @@ async def _run(trial: Trial) -> Outcome:
             execution = await server.gateway.open(_opened(trial, most))
             execution.route.set(SERVER)
             assert server.listening is not None
-            address = GatewayAddress(str(config.harness_socket), f"http://127.0.0.1:{server.listening.port}")
+            address = GatewayAddress(str(config.harness_socket), trial.gateway.url(0, server.listening.port))
             work = Path(private) / "work"
-            async with Launcher(trial.harness, address, work=work, failed=trial.keep / "failed") as launcher:
+            async with Launcher(trial.harness, [address], work=work, failed=trial.keep / "failed") as launcher:
                 return await _execute(trial, launcher, server, work / f"{NAME}.0", execution)
 
 

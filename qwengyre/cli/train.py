@@ -107,16 +107,17 @@ def _further(folder: RunFolder) -> str:
 
 
 def _refuse_other_decisions(begun: RunConfig, config: RunConfig) -> None:
-    """A resume goes through the decisions of the run again: what they depend on must be as it was, or change by an event."""
-    for table in ("scheduler", "evaluation"):
-        old, new = getattr(begun, table), getattr(config, table)
-        for name in old.__struct_fields__:
-            if f"{table}.{name}" not in CHANGEABLE_KEYS and getattr(old, name) != getattr(new, name):
-                message = (
-                    f"a run is resumed with the value it began with, {getattr(old, name)!r}; other values are for a new run. "
-                    f"What may change: {', '.join(CHANGEABLE_KEYS)}"
-                )
-                raise ConfigError(message, key=f"{table}.{name}")
+    """A resume goes through the decisions of the run again: what they depend on must be as it was, or change by an event. Executions are
+    found in the journal of the gateway that they had."""
+    fixed = [(table, name) for table in ("scheduler", "evaluation") for name in getattr(begun, table).__struct_fields__]
+    for table, name in [*fixed, ("gateway", "processes")]:
+        old, new = getattr(getattr(begun, table), name), getattr(getattr(config, table), name)
+        if f"{table}.{name}" not in CHANGEABLE_KEYS and old != new:
+            message = (
+                f"a run is resumed with the value it began with, {old!r}; other values are for a new run. "
+                f"What may change: {', '.join(CHANGEABLE_KEYS)}"
+            )
+            raise ConfigError(message, key=f"{table}.{name}")
 
 
 def stop_as_ctrl_c_does() -> None:

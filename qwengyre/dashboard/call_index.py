@@ -1,4 +1,4 @@
-"""Where the calls of each execution lie in a gateway's journal, so that one is read without the others. Read on as the journal grows.
+"""Where the calls of each execution lie in the journals of gateways, so that one is read without the others. Read on as the journal grows.
 
 The journal is cut into blocks of whole records; of each attempt only the numbers of the blocks are held that have records of it. An
 attempt of a hundred records among a hundred others is thus read from some megabytes, however long the journal is.
@@ -6,15 +6,16 @@ attempt of a hundred records among a hundred others is thus read from some megab
 
 from __future__ import annotations
 
+import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from qwengyre.core.ids import ExecutionId
-from qwengyre.dashboard.journal_follower import JournalFollower
+from qwengyre.dashboard.journal_follower import JournalFollower, share_of
 from qwengyre.journal import read
 from qwengyre.trajectory.attempts import recorded_attempts
 from qwengyre.trajectory.records import Closed, GatewayRecord, Opened
@@ -40,8 +41,37 @@ class RecordedAttempt(msgspec.Struct, frozen=True):
     is_closed: bool
 
 
+class RunCalls:
+    """What the journals of a run's gateways say so far; `refresh` reads what came since. `journals()` are those that are there."""
+
+    def __init__(self, journals: Callable[[], Sequence[Path]]):
+        self._journals = journals
+        self._parts: dict[Path, CallIndex] = {}
+
+    def refresh(self, budget_s: float = 1.0) -> bool:
+        """Read on for at most about `budget_s`; return whether the ends of all journals were reached. Raises JournalError."""
+        until = time.monotonic() + budget_s
+        for journal in self._journals():
+            self._parts.setdefault(journal, CallIndex(journal))
+        return all([part.refresh(max(0.0, until - time.monotonic())) for part in self._parts.values()])
+
+    @property
+    def share_read(self) -> float:
+        """Of the journals' bytes."""
+        return share_of({journal: part.position for journal, part in self._parts.items()}, self._journals())
+
+    def attempts(self, execution: ExecutionId) -> list[int]:
+        """Numbers of the attempts that were recorded so far, rising."""
+        return sorted(attempt for part in self._parts.values() for attempt in part.attempts(execution))
+
+    def find(self, execution: ExecutionId, attempt: int) -> RecordedAttempt | None:
+        """Read one attempt; None for one that was not recorded. Raises JournalError, and RecordError for records that do not join."""
+        found = (part.find(execution, attempt) for part in self._parts.values())
+        return next((one for one in found if one is not None), None)
+
+
 class CallIndex(JournalFollower):
-    """What a gateway's journal says so far; `refresh` reads what came since."""
+    """What one gateway's journal says so far."""
 
     def __init__(self, journal: Path):
         super().__init__(journal, GatewayRecord)

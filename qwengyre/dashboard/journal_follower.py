@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,13 @@ from qwengyre.journal.frames import HEADER
 
 RECORDS_PER_LOOK: Final = 500
 """Records between two looks at the clock while a journal is read."""
+
+
+def share_of(positions: Mapping[Path, int], journals: Iterable[Path]) -> float:
+    """How much of all records in `journals` lies before `positions`. A journal that has none yet counts as read."""
+    sizes = {journal: max(0, journal.stat().st_size - len(HEADER)) for journal in journals if journal.is_file()}
+    num_read = sum(min(size, max(0, positions.get(journal, 0) - len(HEADER))) for journal, size in sizes.items())
+    return num_read / sum(sizes.values()) if any(sizes.values()) else 1.0
 
 
 class JournalFollower:
@@ -37,8 +45,7 @@ class JournalFollower:
     @property
     def share_read(self) -> float:
         """Of the journal's bytes."""
-        size = self._journal.stat().st_size if self._journal.is_file() else 0
-        return min(1.0, self.position / size) if size else 1.0
+        return share_of({self._journal: self.position}, [self._journal])
 
     def _take(self, record: Any) -> None:
         raise NotImplementedError

@@ -15,7 +15,7 @@ from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.config.recorded import RecordedConfig
 from qwengyre.core.errors import ConfigError, QwenGyreError
 from qwengyre.core.ids import ExecutionId
-from qwengyre.dashboard.call_index import CallIndex, RecordedAttempt
+from qwengyre.dashboard.call_index import RecordedAttempt, RunCalls
 from qwengyre.dashboard.conversation import TokenReader
 from qwengyre.dashboard.executions import ExecutionTable
 from qwengyre.dashboard.said import START, ReadAnswer, SaidCall, ShownAnswer, plain_answer, pretty
@@ -45,7 +45,7 @@ class OpenRun:
         self.name = folder.path.resolve().name
         self.lock = threading.RLock()
         self.table = ExecutionTable(folder.controller_journal)
-        self.calls = CallIndex(folder.gateway_journal)
+        self.calls = RunCalls(lambda: folder.gateway_journals)
         self.trained = TrainedIndex(folder.trained_journal)
         self.searches = Searches()
         self._metrics = MetricsTail(folder.metrics)

@@ -151,7 +151,7 @@ def search_page(run: OpenRun, given: Mapping[str, str]) -> str:
     if decode is None:
         raise ConfigError("no tokenizer lies in this run, so its tokens cannot be searched as text", file=run.name)
     with run.lock:
-        search = run.searches.find(run.folder.gateway_journal, decode, text)
+        search = run.searches.find(run.folder.gateway_journals, decode, text)
         search.go_on(READING_S)
         hits, share = list(search.hits), search.share_read
     frame = frame_of(run, "Search", live=False)

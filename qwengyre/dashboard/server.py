@@ -102,7 +102,7 @@ def _answer(runs: RunsDir, draw: Callable[[OpenRun, Request], str]) -> Callable[
 def _tag(run: OpenRun, request: Request) -> str:
     """Equal for equal pages: by the address, and by how far the files of the run have come."""
     folder = run.folder
-    files = (folder.metrics, folder.summary, folder.controller_journal, folder.gateway_journal, folder.trained_journal)
+    files = (folder.metrics, folder.summary, folder.controller_journal, *folder.gateway_journals, folder.trained_journal)
     sizes = [(found.st_size, found.st_mtime_ns) for found in (os.stat(file) for file in files if file.exists())]
     known = (qwengyre.__version__, request.url.path, request.url.query, sizes, run.is_running)
     return f'"{hashlib.sha256(repr(known).encode()).hexdigest()[:24]}"'

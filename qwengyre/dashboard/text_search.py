@@ -1,9 +1,10 @@
-"""Search in what executions said: through the gateway's journal in the order of writing, a part at each look."""
+"""Search in what executions said: through the journals of gateways, each in the order of writing, a part at each look."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,9 +13,9 @@ import numpy as np
 
 from qwengyre.core.arrays import TOKEN
 from qwengyre.core.ids import ExecutionId
+from qwengyre.dashboard.journal_follower import share_of
 from qwengyre.dashboard.said import Decode
 from qwengyre.journal import read
-from qwengyre.journal.frames import HEADER
 from qwengyre.trajectory.records import CallFinished, CallStarted, GatewayRecord, Opened, TokensSampled
 
 MAX_HITS: Final = 200
@@ -43,11 +44,12 @@ class SearchHit(msgspec.Struct, frozen=True):
 class TextSearch:
     """One search. Not safe to share between threads: whoever serves requests side by side holds a lock around it."""
 
-    def __init__(self, journal: Path, decode: Decode, text: str):
+    def __init__(self, journals: Sequence[Path], decode: Decode, text: str):
         self.text = text
         self.hits: list[SearchHit] = []
-        self.position = 0
-        self._journal, self._decode = journal, decode
+        self._positions = dict.fromkeys(journals, 0)
+        """How far each was searched."""
+        self._decode = decode
         self._sessions: dict[int, tuple[ExecutionId, int]] = {}
         self._sampled: dict[tuple[int, int], bytearray] = {}
         """Answers that have not ended where the search stands."""
@@ -56,19 +58,24 @@ class TextSearch:
     def share_read(self) -> float:
         if len(self.hits) >= MAX_HITS:
             return 1.0
-        size = self._journal.stat().st_size if self._journal.is_file() else 0
-        return min(1.0, self.position / size) if size > len(HEADER) else 1.0
+        return share_of(self._positions, self._positions)
 
     def go_on(self, budget_s: float) -> None:
         """Search for at most about `budget_s`. Raises JournalError."""
         if self.share_read == 1.0:
             return
         until = time.monotonic() + budget_s
-        for number, (position, record) in enumerate(read(self._journal, GatewayRecord, start=self.position)):
+        for number, (journal, position, record) in enumerate(self._unread()):
             self._take(record)
-            self.position = position
+            self._positions[journal] = position
             if len(self.hits) >= MAX_HITS or (number % RECORDS_PER_LOOK == RECORDS_PER_LOOK - 1 and time.monotonic() > until):
                 return
+
+    def _unread(self) -> Iterator[tuple[Path, int, GatewayRecord]]:
+        for journal, start in list(self._positions.items()):
+            if journal.is_file():
+                for position, record in read(journal, GatewayRecord, start=start):
+                    yield journal, position, record
 
     def _take(self, record: GatewayRecord) -> None:
         match record:
@@ -106,10 +113,10 @@ class Searches:
     def shares_read(self) -> list[float]:
         return [search.share_read for search in self._known.values()]
 
-    def find(self, journal: Path, decode: Decode, text: str) -> TextSearch:
+    def find(self, journals: Sequence[Path], decode: Decode, text: str) -> TextSearch:
         search = self._known.get(text)
         if search is None:
-            search = self._known[text] = TextSearch(journal, decode, text)
+            search = self._known[text] = TextSearch(journals, decode, text)
             if len(self._known) > self.KEPT:
                 self._known.popitem(last=False)
         self._known.move_to_end(text)

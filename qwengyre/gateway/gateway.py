@@ -90,7 +90,10 @@ class Gateway:
         secret: bytes,
         clock: Callable[[], float],
         rules: Sequence[HarnessRules] = BUILTIN,
+        *,
+        number: int = 0,
     ):
+        """`number` of `config.processes`: whose sessions and journal these are."""
         self.config, self.rendering, self.stats = config, rendering, GatewayStats()
         self.stop_token_ids = rendering.stop_token_ids
         self.max_hold_s = config.max_hold_s
@@ -102,7 +105,8 @@ class Gateway:
         self._closed: dict[ExecutionId, CallLog] = {}
         self._budgets: dict[int, Budget] = {}
         """Of the executions that are open, by session."""
-        self._num_sessions = 0
+        self._next_session = number
+        """Then every `config.processes`-th: no other gateway of the run has the same."""
         self._encoding = asyncio.Semaphore(CONCURRENT_ENCODINGS)
         self._tasks: asyncio.TaskGroup | None = None
         self._until = asyncio.Event()
@@ -150,7 +154,7 @@ class Gateway:
         num_records = 0
         for _, record in read(self._journal.path, GatewayRecord):
             num_records += 1
-            self._num_sessions = max(self._num_sessions, record.session + 1)
+            self._see_session(record.session)
             if isinstance(record, Closed):
                 ended.add(record.session)
             elif isinstance(record, Opened):
@@ -208,7 +212,7 @@ class Gateway:
             await self._shut(known)
         opened = msgspec.structs.replace(
             opened,
-            session=self._num_sessions,
+            session=self._next_session,
             max_context_tokens=min(opened.max_context_tokens, self.config.max_context_tokens),
             max_tokens_per_call=min(opened.max_tokens_per_call, self.config.max_tokens_per_call),
         )
@@ -364,8 +368,11 @@ class Gateway:
         self._closed.pop(opened.execution, None)
         self._keys[fingerprint(keys.key)] = execution
         self._keys[fingerprint(f"path {keys.token}")] = execution
-        self._num_sessions = max(self._num_sessions, opened.session + 1)
+        self._see_session(opened.session)
         return session
+
+    def _see_session(self, session: int) -> None:
+        self._next_session = max(self._next_session, session + self.config.processes)
 
     async def _shut(self, execution: Execution) -> None:
         self._forget_keys(execution)

@@ -7,6 +7,8 @@ import contextlib
 import os
 import resource
 import socket
+import ssl
+import stat
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.gateway.config import GatewayConfig
 
 MAX_HEAD_BYTES = 128 * 1024
 HEAD_DEADLINE_S = 60.0
@@ -58,7 +61,7 @@ class PatientProtocol(H11Protocol):
 class HttpServer(uvicorn.Server):
     """uvicorn without its own signal handling: the process has one owner. Connections are bounded in head, time and backlog."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]], sockets: list[socket.socket]):
+    def __init__(self, app: Callable[..., Awaitable[None]], listener: socket.socket, tls: ssl.SSLContext | None = None):
         super().__init__(
             uvicorn.Config(
                 app,
@@ -77,7 +80,7 @@ class HttpServer(uvicorn.Server):
                 backlog=BACKLOG,
             )
         )
-        self._sockets = sockets
+        self._sockets, self._tls = [listener], tls
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -85,6 +88,7 @@ class HttpServer(uvicorn.Server):
 
     async def begin(self) -> None:
         self.config.load()
+        self.config.ssl = self._tls
         self.lifespan = self.config.lifespan_class(self.config)
         await self.startup(sockets=self._sockets)
 
@@ -99,12 +103,38 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
+    """What the TCP listener of `config` encrypts with, None for plain HTTP. Raises ConfigError for a certificate that cannot be served."""
+    if not config.tls_certificate:
+        return None
+    for key, name in (("tls_certificate", config.tls_certificate), ("tls_key", config.tls_key)):
+        try:
+            mode = os.stat(name).st_mode
+            Path(name).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot be read: {error.strerror}", key=f"gateway.{key}", file=name) from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigError("others can read this key: chmod 600 it", key="gateway.tls_key", file=config.tls_key)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:  # a key with a password would be asked for at a terminal
+        context.load_cert_chain(config.tls_certificate, config.tls_key, password=lambda: b"")
+    except (ssl.SSLError, ValueError) as error:
+        reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else error
+        raise ConfigError(
+            f"no PEM certificate with its key, without a password ({reason})",
+            key="gateway.tls_certificate",
+            file=config.tls_certificate,
+        ) from error
+    return context
+
+
 def tcp_listener(host: str, port: int) -> socket.socket:
     try:
-        listener = socket.create_server((host, port), backlog=BACKLOG)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
         reason = error.strerror if isinstance(error, OSError) else "ports go from 0 to 65535"
-        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another or 0", key="port") from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another or 0", key="gateway.port") from error
     return listener
 
 

@@ -21,7 +21,7 @@ from qwengyre.gateway.control import Connect, Control
 from qwengyre.gateway.control_api import AddServer
 from qwengyre.gateway.gateway import Gateway, open_journal
 from qwengyre.gateway.keys import load_secret
-from qwengyre.gateway.listener import HttpServer, allow_open_files, tcp_listener, unix_listener
+from qwengyre.gateway.listener import HttpServer, allow_open_files, tcp_listener, tls_context, unix_listener
 from qwengyre.gateway.rendering import Rendering
 from qwengyre.rpc.processes import announce
 from qwengyre.rpc.server import RpcServer, Service
@@ -44,15 +44,23 @@ class GatewayServer:
     def __init__(self, config: GatewayProcessConfig, *, rendering: Rendering | None = None, connect: Connect | None = None):
         self.config = config
         self.stop = asyncio.Event()
+        self._tls = tls_context(config.gateway)
         rendering = rendering or Rendering.from_folder(config.model, config.gateway.renderer)
         self._journal = open_journal(config.journal, config.gateway)
         if self._journal.cut is not None:
             log.warning("journal_cut", extra={"cut": str(self._journal.cut)})
         secret = load_secret(config.secret_file)
         self.gateway = Gateway(
-            config.gateway, rendering, self._journal, secret, time.time, read_harness_rules(config.harness_rules)
+            config.gateway,
+            rendering,
+            self._journal,
+            secret,
+            time.time,
+            read_harness_rules(config.harness_rules),
+            number=config.number,
         )
         self._harness = HarnessApp(self.gateway)
+        self._http: list[HttpServer] = []
         control = Control(self.gateway, connect or connect_engine)
         self._control = RpcServer(None, lambda: Service(control.handlers()))
         self._stack = contextlib.AsyncExitStack()
@@ -62,22 +70,22 @@ class GatewayServer:
         num_records = self.gateway.replay()
         log.info("journal_replayed", extra={"num_records": num_records, "num_open": len(self.gateway.executions)})
         config = self.config
-        sockets = []
         port = None
         if config.port is not None:
-            sockets.append(tcp_listener(config.host, config.port))
-            port = sockets[-1].getsockname()[1]
+            listener = tcp_listener(config.gateway.host, config.port)
+            port = listener.getsockname()[1]
+            self._http.append(HttpServer(self._harness, listener, self._tls))
         if config.harness_socket is not None:
-            sockets.append(unix_listener(config.harness_socket, 0o666))
+            self._http.append(HttpServer(self._harness, unix_listener(config.harness_socket, 0o666)))
         control = unix_listener(config.control_socket, 0o600)
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
         self._background = [
             tasks.create_task(self.gateway.serve(self.stop)),
             tasks.create_task(self._harness.keep_alive(config.gateway.keep_alive_s)),
         ]
-        self._http = HttpServer(self._harness, sockets)
-        await self._http.begin()
-        self._background.append(tasks.create_task(self._http.main_loop()))
+        for http in self._http:
+            await http.begin()
+            self._background.append(tasks.create_task(http.main_loop()))
         await self._control.listen_on(control)
         self.listening = Listening(
             pid=os.getpid(), port=port, harness_socket=config.harness_socket, control_socket=config.control_socket
@@ -87,7 +95,8 @@ class GatewayServer:
     async def __aexit__(self, *error: object) -> None:
         self.stop.set()
         await self._control.close()
-        await self._http.end()
+        for http in self._http:
+            await http.end()
         for task in self._background[1:]:
             task.cancel()
         await self._stack.aclose()

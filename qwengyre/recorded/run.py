@@ -1,8 +1,8 @@
-"""What the two journals of a run say of its executions: the gateway's has the calls, the controller's the scores."""
+"""What the journals of a run say of its executions: those of its gateways have the calls, the controller's the scores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -42,13 +42,13 @@ class RecordedRun:
     """A run, or a gateway that ran alone and has no scores, as its journals tell it. Only calls of open executions are held in memory.
 
     The run may be going on: it is shown as it was when `scores` was first read. The scores are read before any call, as they name nothing
-    that the gateway has not journalled before; whoever reads the gateway's journal twice sees in the second reading what it saw in the
+    that the gateway has not journalled before; whoever reads the gateways' journals twice sees in the second reading what it saw in the
     first one. All of it raises JournalError for a journal that cannot be read, and RecordError for records that contradict themselves.
     """
 
-    def __init__(self, gateway_journal: Path, controller_journal: Path | None = None, config: Path | None = None):
+    def __init__(self, gateway_journals: Sequence[Path], controller_journal: Path | None = None, config: Path | None = None):
         """`controller_journal` and `config` are None for a gateway that ran alone."""
-        self.gateway_journal, self.controller_journal, self.config = gateway_journal, controller_journal, config
+        self.gateway_journals, self.controller_journal, self.config = gateway_journals, controller_journal, config
 
     @classmethod
     def open(cls, path: Path | str) -> RecordedRun:
@@ -57,15 +57,15 @@ class RecordedRun:
         if path.is_file():
             if path.name in ("controller.log", "trained.log"):
                 raise ConfigError("not the journal of a gateway: give the run folder, or its gateway.log", file=str(path))
-            return cls(path)
+            return cls([path])
         for journal in (path / "gateway.log", path / "journal" / "gateway.log"):
             if journal.is_file() and not (path / "config.toml").is_file():
-                return cls(journal)
+                return cls([journal])
         return cls.of(RunFolder.open(path))
 
     @classmethod
     def of(cls, folder: RunFolder) -> RecordedRun:
-        return cls(folder.gateway_journal, folder.controller_journal, folder.config)
+        return cls(folder.gateway_journals, folder.controller_journal, folder.config)
 
     @cached_property
     def scores(self) -> Scores:
@@ -88,19 +88,34 @@ class RecordedRun:
     @property
     def has_lost_scores(self) -> bool:
         """The journal of the controller is missing or empty, and with it every score."""
-        return self.controller_journal is not None and not self._has_scores and self.gateway_journal.is_file()
+        return self.controller_journal is not None and not self._has_scores and self._has_calls
+
+    @property
+    def _has_calls(self) -> bool:
+        return any(journal.is_file() for journal in self.gateway_journals)
 
     @property
     def is_before_first_call(self) -> bool:
         """Whether the run is still being started, or makes its policy first: nothing is lost then, there is nothing yet."""
-        return self.controller_journal is not None and self.scores.is_empty and not self.gateway_journal.is_file()
+        return self.controller_journal is not None and self.scores.is_empty and not self._has_calls
 
-    def attempts(self, only: ExecutionId | None = None, *, until: int | None = None) -> Iterator[CallLog]:
-        """Every attempt, as soon as it is closed; those still open last. Nothing written after the position `until` is seen."""
+    def attempts(self, only: ExecutionId | None = None, *, until: Mapping[Path, int] | None = None) -> Iterator[CallLog]:
+        """Every attempt, as soon as it is closed, gateway by gateway; those still open last.
+
+        Nothing is seen that was written to a journal after its position in `until`.
+        """
         if self.is_before_first_call:
             return iter(())
-        records = (record for _, record in read(self.gateway_journal, GatewayRecord, until=until))
+        records = (record for _, _, record in self._records(until))
         return recorded_attempts(records, lambda opened: only is None or opened.execution == only)
+
+    def _records(self, until: Mapping[Path, int] | None = None) -> Iterator[tuple[Path, int, GatewayRecord]]:
+        """(journal, position, record) of one gateway after the other. Sessions are numbered over all gateways of a run."""
+        for journal in self.gateway_journals:
+            if journal != self.gateway_journals[0] and not journal.is_file():
+                continue  # the first one is missed if it is not there
+            for position, record in read(journal, GatewayRecord, until=until.get(journal, 0) if until is not None else None):
+                yield journal, position, record
 
     def last_attempts(self) -> Iterator[CallLog]:
         """The attempt of each execution that counts: the one that was scored, else the latest.
@@ -111,12 +126,12 @@ class RecordedRun:
             return
         scores = self.scores
         latest: dict[ExecutionId, int] = {}
-        end = 0
-        for position, record in read(self.gateway_journal, GatewayRecord):
-            end = position
+        ends: dict[Path, int] = {}
+        for journal, position, record in self._records():
+            ends[journal] = position
             if isinstance(record, Opened):
                 latest[record.execution] = max(record.attempt, latest.get(record.execution, 0))
-        for attempt in self.attempts(until=end):
+        for attempt in self.attempts(until=ends):
             execution = attempt.opened.execution
             counted = scores.done[execution].attempt if execution in scores.done else latest[execution]
             if attempt.opened.attempt == counted and scores.knows(execution):
@@ -126,12 +141,14 @@ class RecordedRun:
         """One attempt of one execution, the latest unless `attempt` is given. Raises ConfigError, naming what there is."""
         attempts = {found.opened.attempt: found for found in self.attempts(ExecutionId(execution))}
         if not attempts:
-            records = read(self.gateway_journal, GatewayRecord) if not self.is_before_first_call else ()
-            names = sorted({record.execution for _, record in records if isinstance(record, Opened)})
+            records = self._records() if not self.is_before_first_call else ()
+            names = sorted({record.execution for _, _, record in records if isinstance(record, Opened)})
             some = ", ".join(names[:8]) + (" ..." if len(names) > 8 else "")
             message = f"no execution {execution!r} was recorded; there are: {some or 'none yet'}"
-            raise ConfigError(message, file=str(self.gateway_journal))
+            raise ConfigError(message, file=str(self.gateway_journals[0]))
         wanted = max(attempts) if attempt is None else attempt
         if wanted not in attempts:
-            raise ConfigError(f"{execution} has no attempt {wanted}; it has {sorted(attempts)}", file=str(self.gateway_journal))
+            raise ConfigError(
+                f"{execution} has no attempt {wanted}; it has {sorted(attempts)}", file=str(self.gateway_journals[0])
+            )
         return attempts[wanted]

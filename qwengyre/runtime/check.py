@@ -281,6 +281,15 @@ def _check_wires(config: RunConfig) -> Mistakes:
         )
 
 
+def _check_gateway(config: RunConfig) -> Mistakes:
+    """That its certificate can be served."""
+    if config.gateway.tls_certificate:
+        from qwengyre.gateway.listener import tls_context
+
+        tls_context(config.gateway)
+    yield from ()
+
+
 def _check_harness(config: RunConfig) -> Mistakes:
     """With the workspaces of its tasks, which may bring what the command names."""
     for name in sorted(RESERVED & config.harness.env.keys()):
@@ -316,6 +325,7 @@ CHECKS: Final[tuple[Callable[[RunConfig], Iterable[QwenGyreError]], ...]] = (
     _check_lora,
     _check_packages,
     _check_wires,
+    _check_gateway,
     _check_rules,
     _check_tasks,
     _check_policy,

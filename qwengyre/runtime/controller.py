@@ -373,10 +373,10 @@ class Controller:
         else:
             self.post(ev.StandaloneReturned, index=standalone)
 
-    async def gateway_restarted(self) -> None:
-        self.observer.say("the gateway is back; clients that were cut off retry and go on")
-        await self.fleet.tell_gateway()
-        await self.executions.send_all_routes()
+    async def gateway_restarted(self, gateway: int) -> None:
+        self.observer.say(f"gateway {gateway} is back; clients that were cut off retry and go on")
+        await self.fleet.tell_gateway(gateway)
+        await self.executions.send_routes_of(gateway)
 
     async def run(self, restart: Sequence[int] = ()) -> None:
         """Until the run is finished. `restart` are cells that the scheduler knows to be lost: the core first, then the others."""

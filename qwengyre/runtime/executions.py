@@ -75,7 +75,8 @@ class Executions:
         self._open: set[ExecutionId] = set()
         self._untold: set[ExecutionId] = set()
         """Whose route the gateway has to hear."""
-        self._telling = asyncio.Lock()
+        self._telling: dict[int, asyncio.Lock] = {}
+        """By gateway: one that is being started again holds up no other."""
         self._room = asyncio.Semaphore(max_concurrent)
 
     async def run(
@@ -101,6 +102,7 @@ class Executions:
             base_path=opened.path.removesuffix("/v1"),
             model=self._settings.model,
             attempt=attempt,
+            gateway=self._gateway.number_of(execution),
         )
 
         async def close() -> int:
@@ -137,20 +139,27 @@ class Executions:
             await self.send_routes([execution])
 
     async def send_routes(self, executions: Iterable[ExecutionId]) -> None:
-        """Say again where these go: one of them may have been opened while its move was under way.
-
-        One order at a time: of two that are under way together the older might come last, and count.
-        """
+        """Say again where these go: one of them may have been opened while its move was under way."""
         self._untold.update(executions)
-        async with self._telling:
-            known = {execution: self.routes.get(execution) for execution in self._untold if execution in self._open}
-            self._untold.clear()
-            if known:
+        first, *others = {self._gateway.number_of(execution) for execution in self._untold} or {0}
+        if not others:
+            await self._tell(first)
+            return
+        async with asyncio.TaskGroup() as telling:
+            for gateway in (first, *others):
+                telling.create_task(self._tell(gateway), name=f"tell gateway {gateway}")
+
+    async def _tell(self, gateway: int) -> None:
+        """One order at a time to each gateway: of two that are under way together the older might come last, and count."""
+        async with self._telling.setdefault(gateway, asyncio.Lock()):
+            its = {execution for execution in self._untold if self._gateway.number_of(execution) == gateway}
+            self._untold -= its
+            if known := {execution: self.routes.get(execution) for execution in its if execution in self._open}:
                 await self._gateway.route(known)
 
-    async def send_all_routes(self) -> None:
-        """After the gateway came back."""
-        await self.send_routes(list(self._open))
+    async def send_routes_of(self, gateway: int) -> None:
+        """After gateway number `gateway` came back."""
+        await self.send_routes([execution for execution in self._open if self._gateway.number_of(execution) == gateway])
 
     async def tree(self, execution: ExecutionId) -> TrajectoryTree:
         """What a finished execution said; asking closes it, and its key is dead from then on."""

@@ -111,10 +111,10 @@ class Fleet:
 
         self.report_lost(cell, live, await wait_lost(live.process.wait_end(), ping, self._config.heartbeat_s))
 
-    async def tell_gateway(self) -> None:
-        """Where all cells serve, after the gateway came back."""
+    async def tell_gateway(self, gateway: int) -> None:
+        """Where all cells serve, after gateway number `gateway` came back."""
         for cell, live in list(self.cells.items()):
-            await self._gateway.add_server(self.server(cell), live.client.address.data, live.spec.secret)
+            await self._gateway.add_server(self.server(cell), live.client.address.data, live.spec.secret, gateway=gateway)
 
     async def ping(self, cells: Iterable[int]) -> list[api.HealthReport]:
         """What those of `cells` say that answer within the deadline of a heartbeat. The others are lost when this returns."""

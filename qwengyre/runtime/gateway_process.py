@@ -1,4 +1,4 @@
-"""The gateway as a supervised process: started again when it dies or stalls, with the same journal and the same keys."""
+"""A gateway as a supervised process: started again when it dies or stalls, with the same journal and the same keys."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from qwengyre.rpc.processes import Supervised, start_process
 from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.give_up import Losses
+from qwengyre.telemetry.folder import part_name
 
 log = logging.getLogger(__name__)
 LAST_LIFE_S = 15.0
@@ -27,11 +28,21 @@ class GatewayProcess:
 
     def __init__(self, config: GatewayProcessConfig, private: Path, logs: Path, runtime: RuntimeConfig) -> None:
         self._config, self._private, self._logs, self._runtime = config, private, logs, runtime
+        self.number = config.number
         self._losses = Losses()
         self._child: Supervised | None = None
         self._watch: asyncio.Task[None] | None = None
         self.port: int | None = None
         self.on_restarted: Callable[[], Coroutine[Any, Any, None]] | None = None
+
+    @property
+    def control_socket(self) -> Path:
+        return Path(self._config.control_socket)
+
+    @property
+    def harness_socket(self) -> str:
+        """Empty for a gateway without one."""
+        return self._config.harness_socket or ""
 
     async def start(self) -> None:
         await self._launch()
@@ -48,12 +59,13 @@ class GatewayProcess:
 
     async def _launch(self) -> None:
         await self._wait_for_the_last_life()
-        (self._private / "gateway.json").write_bytes(msgspec.json.encode(self._config))
+        settings = self._private / f"gateway-{self.number}.json"
+        settings.write_bytes(msgspec.json.encode(self._config))
         ready = Path(self._config.ready_file or "")
         self._child = await start_process(
             "qwengyre.gateway",
-            ["--config", str(self._private / "gateway.json")],
-            self._logs / "gateway.log",
+            ["--config", str(settings)],
+            self._logs / part_name("gateway.log", self.number),
             ready,
             env={"OMP_NUM_THREADS": "1"},
             timeout_s=self._runtime.start_timeout_s,
@@ -68,15 +80,15 @@ class GatewayProcess:
         async with asyncio.TaskGroup() as telling:
             while True:
                 reason = await self._wait_lost()
-                log.error("gateway_lost", extra={"reason": reason})
-                self._losses.see("gateway", asyncio.get_running_loop().time())
+                log.error("gateway_lost", extra={"gateway": self.number, "reason": reason})
+                self._losses.see(f"gateway {self.number}", asyncio.get_running_loop().time())
                 await self._launch()
                 if self.on_restarted is not None:
                     telling.create_task(self.on_restarted())
 
     async def _wait_lost(self) -> str:
         """Until the process has ended, or is killed because it does not answer; the reason."""
-        client, child = GatewayClient(Path(self._config.control_socket), self._runtime.heartbeat_s), self._child
+        client, child = GatewayClient([self.control_socket], self._runtime.heartbeat_s), self._child
         assert child is not None, "launched before it is watched"
 
         async def ended() -> str:
@@ -91,7 +103,7 @@ class GatewayProcess:
         return reason
 
     async def wait_failed(self) -> NoReturn:
-        """Until the gateway is lost for good; raises what `_keep_alive` does."""
+        """Until this gateway is lost for good; raises what `_keep_alive` does."""
         assert self._watch is not None, "started before anybody waits for it"
         await asyncio.shield(self._watch)
         raise AssertionError("a gateway is kept alive until it is stopped or cannot be")

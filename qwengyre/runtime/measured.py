@@ -24,15 +24,15 @@ from qwengyre.trajectory.records import GatewayRecord
 
 
 class _Calls:
-    """What is gathered in one pass over the gateway's journal."""
+    """What is gathered in one pass over the journals of the gateways."""
 
     def __init__(self) -> None:
         self.held: dict[tuple[str, int], float] = {}
         self.in_calls_s = 0.0
         self.held_by_moves_s = 0.0
 
-    def read(self, path: Path) -> None:
-        for attempt in recorded_attempts(record for _, record in read(path, GatewayRecord)):
+    def read(self, paths: Iterable[Path]) -> None:
+        for attempt in recorded_attempts(record for path in paths for _, record in read(path, GatewayRecord)):
             who = attempt.opened.execution, attempt.opened.attempt
             for call in attempt:
                 if (finished := call.finished) is not None:
@@ -53,8 +53,7 @@ def measured_source(folder: RunFolder) -> MeasuredRun:
         raise ConfigError(NOTHING_YET, file=str(folder.path))
     try:
         history, config = _read(folder.controller_journal, config)
-        if folder.gateway_journal.exists():
-            calls.read(folder.gateway_journal)
+        calls.read(journal for journal in folder.gateway_journals if journal.exists())
     except JournalError as error:
         raise ConfigError(f"the journal cannot be read: {error}", file=str(folder.path)) from error
     groups = tuple(_groups(history, calls))

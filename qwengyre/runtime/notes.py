@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from qwengyre.core.errors import ConfigError, ModelRefused
+from qwengyre.gateway.config import GatewayConfig
 from qwengyre.models.weight_files import weight_files
 from qwengyre.sandbox.command import unknown_placeholders
 from qwengyre.sandbox.task import find_task_folders
@@ -27,6 +28,7 @@ SMALL_MODEL_BYTES: Final = 400_000_000
 """About 100 million parameters in float32: far from the models that the default learning rate is for."""
 MANY_PASSES: Final = 20
 REFERENCE_HARNESS: Final = "qwengyre_harness"
+TCP_KEYS: Final = ("host", "port", "public_url", "tls_certificate")
 WARMED_UP_FAMILY: Final = "mini-repositories"
 
 
@@ -142,6 +144,14 @@ def _harness(config: RunConfig) -> Iterator[str]:
         yield 'harness.isolation is "none": harnesses may read and write what you may'
 
 
+def _gateway_address(config: RunConfig) -> Iterator[str]:
+    """Sandboxes of this machine reach their gateway by a socket of their own."""
+    given, default = config.gateway, GatewayConfig()
+    told = [f"gateway.{name}" for name in TCP_KEYS if getattr(given, name) != getattr(default, name)]
+    if told and config.harness.isolation == "bwrap":
+        yield f'{", ".join(told)}: only harnesses without a sandbox use it; with isolation = "bwrap" no gateway opens a TCP port'
+
+
 def _objective(config: RunConfig) -> Iterator[str]:
     trainer = config.trainer
     published, (least, most) = PUBLISHED[trainer.objective], trainer.clip_range
@@ -218,6 +228,7 @@ NOTES: Final[tuple[Callable[[RunConfig], Iterator[str]], ...]] = (
     _caps,
     _positions,
     _harness,
+    _gateway_address,
     _warmed_up,
     _objective,
     _effort,

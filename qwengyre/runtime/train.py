@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from qwengyre.core.errors import CellFailed
 from qwengyre.core.ids import CORE, ExecutionId
 from qwengyre.core.records import MicroStep
 from qwengyre.gateway.config import GatewayProcessConfig
+from qwengyre.gateway.keys import load_secret
 from qwengyre.journal import Journal, read
 from qwengyre.launchers import open_launcher
 from qwengyre.runtime.check import check_run
@@ -160,18 +162,23 @@ class Run:
     async def _assemble(self, stack: AsyncExitStack) -> Controller:
         config, folder = self.config, self.folder
         private = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qwengyre-")))
-        gateway_process = self._gateway_process = GatewayProcess(
-            self._gateway_config(private), private, folder.logs, config.runtime
-        )
+        gateways = self._gateways = [
+            GatewayProcess(self._gateway_config(number, private), private, folder.logs, config.runtime)
+            for number in range(config.gateway.processes)
+        ]
         journal, trained = self.journals.controller, self.journals.trained
         for cut in (journal.cut, trained.cut):
             if cut is not None:
                 self.observer.say(str(cut))
         now = datetime.now(UTC).isoformat(timespec="seconds")
         journal.append(RunOpened(self.recovered.lives, self.recovered.at, now, self.recovered.changes))
-        await gateway_process.start()
-        stack.push_async_callback(gateway_process.stop)
-        gateway = GatewayClient(private / "control.sock", config.runtime.operation_timeout_s)
+        load_secret(self.folder.journal / "secret")  # made once, before gateways look for it side by side
+        for one in gateways:
+            stack.push_async_callback(one.stop)
+        async with asyncio.TaskGroup() as starting:
+            for one in gateways:
+                starting.create_task(one.start(), name=f"start gateway {one.number}")
+        gateway = GatewayClient([one.control_socket for one in gateways], config.runtime.operation_timeout_s)
         stack.callback(gateway.close)
         runtime = config.runtime
         cells = await open_launcher(runtime.launcher, config.ray, private, self.shared.logs, runtime.start_timeout_s)
@@ -181,7 +188,7 @@ class Run:
         launcher = await stack.enter_async_context(
             Launcher(
                 config.harness,
-                GatewayAddress(str(private / "harness" / "harness.sock"), f"http://127.0.0.1:{gateway_process.port}"),
+                [GatewayAddress(one.harness_socket, config.gateway.url(one.number, one.port)) for one in gateways],
                 work=private / "work",
                 failed=folder.workspaces,
                 sample=folder.workspaces,
@@ -209,12 +216,13 @@ class Run:
             history=self.recovered.history,
         )
         controller = Controller(config, stations)
-        gateway_process.on_restarted = lambda: self._gateway_restarted(controller)
+        for one in gateways:
+            one.on_restarted = partial(self._gateway_restarted, controller, one.number)
         return controller
 
-    async def _gateway_restarted(self, controller: Controller) -> None:
+    async def _gateway_restarted(self, controller: Controller, gateway: int) -> None:
         self.observer.gateway_restarts += 1
-        await controller.gateway_restarted()
+        await controller.gateway_restarted(gateway)
 
     def _settings(self) -> ExecutionSettings:
         policy, engine = self.config.policy, self.config.engine
@@ -224,18 +232,20 @@ class Run:
             max_tokens_per_call=policy.max_tokens_per_call,
         )
 
-    def _gateway_config(self, private: Path) -> GatewayProcessConfig:
-        secret = self.folder.journal / "secret"
+    def _gateway_config(self, number: int, private: Path) -> GatewayProcessConfig:
+        gateway = self.config.gateway
+        port = gateway.port + number if gateway.port else 0
         return GatewayProcessConfig(
             model=str(self.prepared.model_dir),
-            journal=str(self.folder.gateway_journal),
-            secret_file=str(secret),
-            control_socket=str(private / "control.sock"),
-            harness_socket=str(private / "harness" / "harness.sock"),
-            port=0 if self.config.harness.isolation == "none" else None,
-            ready_file=str(private / "gateway.ready"),
+            journal=str(self.folder.gateway_journal_of(number)),
+            secret_file=str(self.folder.journal / "secret"),
+            control_socket=str(private / f"control-{number}.sock"),
+            harness_socket=str(private / f"harness-{number}" / "harness.sock"),
+            port=port if self.config.harness.isolation == "none" else None,
+            ready_file=str(private / f"gateway-{number}.ready"),
+            number=number,
             harness_rules=self.config.trajectory.harness_rules,
-            gateway=self.config.gateway,
+            gateway=gateway,
         )
 
     def _cell_spec(self, cell: int, incarnation: int) -> CellSpec:
@@ -259,14 +269,15 @@ class Run:
     async def _while_gateway_lives(self, work: Coroutine[None, None, None]) -> None:
         """Carry out `work`. Raises what the gateway failed with for good, as soon as it does."""
         working = asyncio.create_task(work, name="work")
-        failing = asyncio.create_task(self._gateway_process.wait_failed(), name="gateway failure")
+        failing = [asyncio.create_task(one.wait_failed(), name=f"failure of gateway {one.number}") for one in self._gateways]
         try:
-            await asyncio.wait({working, failing}, return_when=asyncio.FIRST_COMPLETED)
-            (failing if failing.done() else working).result()
+            done, _ = await asyncio.wait({working, *failing}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (*(one for one in failing if one in done), working):
+                task.result()
         finally:
-            for task in (working, failing):
+            for task in (working, *failing):
                 task.cancel()
-            await asyncio.gather(working, failing, return_exceptions=True)
+            await asyncio.gather(working, *failing, return_exceptions=True)
 
     async def _drive(self, controller: Controller) -> None:
         num_processes = self.config.scheduler.num_cells + self.config.scheduler.num_standalone

@@ -83,6 +83,8 @@ class ExecutionSpec(msgspec.Struct, frozen=True):
     """The execution's own path at the gateway, such as `/x/e000012-3`; the endpoints are below it (`/v1/...`)."""
     model: str = "policy"
     attempt: int = 0
+    gateway: int = 0
+    """Number of the gateway that it calls."""
 
     def __repr__(self) -> str:
         return f"ExecutionSpec({self.execution}.{self.attempt}, task={self.task.name})"

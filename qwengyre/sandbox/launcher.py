@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -44,19 +44,23 @@ class _HarnessEnd(msgspec.Struct, frozen=True):
 
 
 class Launcher:
-    """Runs executions, any number at once, with one configuration. Use as an async context manager.
+    """Runs executions, any number at once, with one configuration. Use as an async context manager. `gateways` are those of the run:
+    `ExecutionSpec.gateway` says which one an execution calls.
 
     `work` is a folder for workspaces of live executions (one folder each, removed at the end); workspaces of failed executions are moved
     to `failed`, the first `keep_failed` of them, and a few others to `sample`, if given (`keep`). Raises SandboxError when isolation cannot be given or the disk is full.
     """
 
-    def __init__(self, config: HarnessConfig, gateway: GatewayAddress, *, work: Path, failed: Path, sample: Path | None = None):
+    def __init__(
+        self, config: HarnessConfig, gateways: Sequence[GatewayAddress], *, work: Path, failed: Path, sample: Path | None = None
+    ):
         self.config = config
-        self.gateway = gateway
+        self.gateways = gateways
         self.work = work.absolute()
         if config.isolation == "bwrap":
-            gateway.check()
-            gateway.open_to_sandboxes()
+            for gateway in gateways:
+                gateway.check()
+                gateway.open_to_sandboxes()
         self.host = SandboxHost(config, work)
         self._warm = WarmStarter(self.host) if config.warm_start else None
         self._threads = DiskThreads()
@@ -165,9 +169,10 @@ class Launcher:
         return _HarnessEnd(End.CRASHED, code, f"{reason or f'exit code {code}'}\n{tail}".strip())
 
     async def _start(self, spec: ExecutionSpec, files: HarnessFiles, room: Room) -> HarnessProcess:
+        gateway = self.gateways[spec.gateway]
         if self._warm is not None:
-            return await self._warm.start(self.gateway, spec, files, room)
-        return start_cold(self.host, self.gateway, spec, files, room)
+            return await self._warm.start(gateway, spec, files, room)
+        return start_cold(self.host, gateway, spec, files, room)
 
 
 def _passed(space: Space, limits: LimitsConfig) -> str:

@@ -65,7 +65,7 @@ def _run(task: Task, config: HarnessConfig) -> Outcome:
     async def run(folder: Path) -> Outcome:
         (folder / "gateway").mkdir()
         gateway = GatewayAddress(str(folder / "gateway" / "harness.sock"), "http://127.0.0.1:9")
-        async with Launcher(config, gateway, work=folder / "work", failed=folder / "failed") as launcher:
+        async with Launcher(config, [gateway], work=folder / "work", failed=folder / "failed") as launcher:
             return await launcher.run_execution(ExecutionSpec(f"solve-{task.name}", task, "none"), called)
 
     with tempfile.TemporaryDirectory(prefix="qwengyre-solve-") as folder:

@@ -11,6 +11,7 @@ from typing import Final
 from qwengyre.core.errors import ConfigError
 
 OWNER_ONLY: Final = 0o700
+PART: Final = re.compile(r"gateway-([1-9][0-9]*)\.log")
 
 
 def snapshot_file(snapshots: Path, version: int) -> Path:
@@ -22,12 +23,29 @@ def snapshot_file(snapshots: Path, version: int) -> Path:
     return snapshots / f"v{version:06d}.safetensors"
 
 
+def journal_parts(first: Path) -> list[Path]:
+    """`first` is a gateway's journal; the others are those of the gateways beside it."""
+    found = {int(match[1]): path for path in first.parent.glob("gateway-*.log") if (match := PART.fullmatch(path.name))}
+    return [first, *(found[number] for number in sorted(found))]
+
+
+def part_name(name: str, number: int) -> str:
+    """What gateway number `number` of a run calls its own of a kind of file.
+
+    >>> part_name("gateway.log", 0), part_name("gateway.log", 3)
+    ('gateway.log', 'gateway-3.log')
+    """
+    stem, dot, suffix = name.partition(".")
+    return f"{stem}-{number}{dot}{suffix}" if number else name
+
+
 class RunFolder:
     """Paths of one run.
 
     config.toml             the config as resolved
     harness-rules.toml      the file that trajectory.harness_rules named, if any
-    journal/                controller.log, gateway.log: the durable truth; trained.log: what each step trained, for the audit;
+    journal/                controller.log, gateway.log (gateway-1.log, ... of more gateways): the durable truth;
+                            trained.log: what each step trained, for the audit;
                             secret, segments: what harnesses' keys are made of, what the run's shared memory is called
     metrics.jsonl           one record a line (telemetry/records.py)
     tensorboard/            the same numbers as event files
@@ -67,6 +85,15 @@ class RunFolder:
         found = sorted(self.snapshots.glob("v*.safetensors"))
         return {int(path.stem.removeprefix("v")): path for path in found if path.stem.removeprefix("v").isdecimal()}
 
+    def gateway_journal_of(self, number: int) -> Path:
+        """Of gateway number `number`; `gateway_journal` is the first one's."""
+        return self.journal / part_name(self.gateway_journal.name, number)
+
+    @property
+    def gateway_journals(self) -> list[Path]:
+        """Of all gateways, as far as they are there: the first one always. Sessions have numbers of their own over all of them."""
+        return journal_parts(self.gateway_journal)
+
     @property
     def has_begun(self) -> bool:
         """Whether anything happened that could be resumed."""
@@ -104,7 +131,7 @@ class RunFolder:
         folder = cls.open(path)
         if not folder.journal.is_dir():
             raise ConfigError(f"no run was begun here: `qwengyre train {folder.config}` begins one", file=str(path))
-        if not folder.has_begun and folder.gateway_journal.exists():
+        if not folder.has_begun and any(journal.exists() for journal in folder.gateway_journals):
             raise ConfigError(
                 "the journal of the controller is missing, so the progress of this run is unknown",
                 file=str(folder.controller_journal),

@@ -153,7 +153,7 @@ class FakeFleet:
     async def engine_stats(self) -> list[EngineStats]:
         return [report.engine for report in await self.ping(self.cells)]
 
-    async def tell_gateway(self) -> None: ...
+    async def tell_gateway(self, gateway: int) -> None: ...
 
     async def stop(self) -> None:
         self.cells.clear()
@@ -194,7 +194,10 @@ class FakeGateway:
             raise UnknownExecution(execution)
         return self.closed[execution]
 
-    async def add_server(self, server: ServerId, address: str, secret: bytes) -> None:
+    def number_of(self, execution: ExecutionId) -> int:
+        return 0
+
+    async def add_server(self, server: ServerId, address: str, secret: bytes, *, gateway: int | None = None) -> None:
         self.servers[server] = address
 
     async def remove_server(self, server: ServerId) -> None:

@@ -90,7 +90,7 @@ class Kit:
         over_tcp = await asyncio.start_server(self.answer, "127.0.0.1", 0, limit=2**24)
         url = f"http://127.0.0.1:{over_tcp.sockets[0].getsockname()[1]}"
         gateway = GatewayAddress(str(socket), url)
-        launcher = Launcher(config, gateway, work=self.folder / "work", failed=self.folder / "failed")
+        launcher = Launcher(config, [gateway], work=self.folder / "work", failed=self.folder / "failed")
         async with over_unix, over_tcp, launcher:
             try:
                 return await use(launcher)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -27,22 +27,34 @@ async def fake(folder: Path) -> AsyncIterator[FakeGateway]:
 
 
 @asynccontextmanager
-async def real(folder: Path) -> AsyncIterator[GatewayClient]:
-    config = GatewayProcessConfig(
-        model=str(write_byte_tokenizer(folder / "model")),
-        journal=str(folder / "gateway.journal"),
-        secret_file=str(folder / "secret"),
-        control_socket=str(folder / "c.sock"),
-        port=0,
-        gateway=GatewayConfig(renderer={"name": "qwen3"}),
-    )
-    async with GatewayServer(config):
-        client = GatewayClient(folder / "c.sock", 60.0)
+async def real(folder: Path, *, processes: int = 1) -> AsyncIterator[GatewayClient]:
+    sockets = [folder / f"c{number}.sock" for number in range(processes)]
+    async with AsyncExitStack() as stack:
+        for number, socket in enumerate(sockets):
+            config = GatewayProcessConfig(
+                model=str(write_byte_tokenizer(folder / "model")),
+                journal=str(folder / f"gateway-{number}.journal"),
+                secret_file=str(folder / "secret"),
+                control_socket=str(socket),
+                port=0,
+                number=number,
+                gateway=GatewayConfig(renderer={"name": "qwen3"}, processes=processes),
+            )
+            await stack.enter_async_context(GatewayServer(config))
+        client = GatewayClient(sockets, 60.0)
         yield client
         client.close()
 
 
-@pytest.fixture(params=[real, fake], ids=["real", "fake"])
+@asynccontextmanager
+async def two(folder: Path) -> AsyncIterator[GatewayClient]:
+    """Of which one has ONE, and the other OTHER."""
+    async with real(folder, processes=2) as client:
+        assert {client.number_of(ONE), client.number_of(OTHER)} == {0, 1}
+        yield client
+
+
+@pytest.fixture(params=[real, two, fake], ids=["one process", "two processes", "fake"])
 async def gateway(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[GatewayClient | FakeGateway]:
     async with request.param(tmp_path) as made:
         yield made

@@ -76,7 +76,7 @@ class Process:
             assert self.process.returncode is None, (self.folder / "log").read_text()
             await asyncio.sleep(0.05)
         self.listening = msgspec.json.decode(ready.read_bytes(), type=Listening)
-        self.owner = GatewayClient(Path(self.listening.control_socket), DEADLINE_S)
+        self.owner = GatewayClient([Path(self.listening.control_socket)], DEADLINE_S)
 
     async def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

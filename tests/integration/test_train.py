@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from qwengyre.cli.main import application
 from qwengyre.core.records import MicroStep
 from qwengyre.journal import read
+from qwengyre.recorded.run import RecordedRun
+from qwengyre.runtime.gateway_client import gateway_of
 from qwengyre.runtime.records import ControllerRecord
 from qwengyre.runtime.train import segment_prefix
 from qwengyre.scheduler.events import CellLost, CellReturned, Reconfigured
@@ -125,14 +127,16 @@ def test_a_run_in_which_nothing_works_ends_with_what_is_wrong(mistake: str, mess
 
 
 def test_after_kill_9_and_torn_journals_a_resumed_run_keeps_every_finished_execution(tmp_path: Path):
+    """With two gateways, whose journals are read as one."""
     kit = RunKit(tmp_path, steps=4)
-    process = kit.start()
+    process = kit.start("--set", "gateway.processes=2")
     kit.wait_until(lambda: kit.has_begun() and bool(metrics(kit.run_folder(), StepFinished)), process)
     kill(process.pid)
     process.wait()
     folder = kit.run_folder()
     before = executions_done(folder)
-    for journal in (folder.controller_journal, folder.gateway_journal):
+    assert folder.gateway_journals == [folder.gateway_journal, folder.journal / "gateway-1.log"]
+    for journal in (folder.controller_journal, *folder.gateway_journals):
         with open(journal, "ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # its writer dies with the controller, a moment later
             file.write(b"half a record")
@@ -141,8 +145,11 @@ def test_after_kill_9_and_torn_journals_a_resumed_run_keeps_every_finished_execu
     kit.run("--resume", str(folder.path))
     assert not list(SHM_DIR.glob(left))
     assert f"{folder.controller_journal}: cut 13 damaged bytes" in kit.output(whole=True)
-    assert len(list(folder.journal.glob("*.corrupt-*"))) == 2
+    assert len(list(folder.journal.glob("*.corrupt-*"))) == 3
     after = executions_done(folder)
+    recorded = {log.opened.execution: len(log) for log in RecordedRun.open(folder.path).last_attempts()}
+    assert all(recorded[execution] == done.counts.calls for execution, done in after.items())
+    assert {gateway_of(execution, 2) for execution in after} == {0, 1}
     assert {execution: after[execution] for execution in before} == before
     assert summary(folder).steps == 4
     began = metrics(folder, RunBegan)

@@ -44,6 +44,6 @@ def test_the_examples_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert len(examples) >= 5
     names = {"__name__": "from_python"}
     exec(compile("\n".join(examples), "docs/from-python.md", "exec"), names)
-    folder = write_made_up_run(tmp_path, MadeUpRun(num_executions=8, executions_per_group=2, groups_per_step=2))
+    folder = write_made_up_run(tmp_path, MadeUpRun(num_executions=8, executions_per_group=2, groups_per_step=2, num_gateways=2))
     rewards = names["rewards"](str(folder.path))
     assert len(rewards) == 8 and all(num_trainable > 0 for _, num_trainable in rewards.values())

@@ -183,7 +183,7 @@ def test_a_full_disk_stops_the_run_with_a_sentence(kit, monkeypatch):
 
 def test_a_sandbox_that_cannot_be_made_is_a_failed_setup(kit, start):
     async def use(launcher: Launcher):
-        launcher.gateway = GatewayAddress(str(kit.folder / "no such folder" / "harness.sock"))
+        launcher.gateways = [GatewayAddress(str(kit.folder / "no such folder" / "harness.sock"))]
         return await launcher.run_execution(spec(kit.task(HELLO)), calls(0))
 
     outcome = asyncio.run(kit.with_launcher(kit.config(start), use))

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.integration
 
 def test_a_socket_beside_others_is_refused(kit):
     async def use(launcher: Launcher):
-        (Path(launcher.gateway.socket).parent / "control.sock").touch()
-        Launcher(launcher.config, launcher.gateway, work=kit.folder / "work2", failed=kit.folder / "failed2")
+        (Path(launcher.gateways[0].socket).parent / "control.sock").touch()
+        Launcher(launcher.config, launcher.gateways, work=kit.folder / "work2", failed=kit.folder / "failed2")
 
     with pytest.raises(SandboxError, match=r"also holds control\.sock"):
         asyncio.run(kit.with_launcher(kit.config(), use))

@@ -161,7 +161,7 @@ def test_train_does_not_resume_what_is_no_run(tmp_path: Path):
     assert "not the folder of a run" in run("train", "--resume", str(tmp_path)).stderr
 
 
-@pytest.mark.parametrize("key", ["scheduler.groups_per_step", "scheduler.num_cells", "evaluation.samples"])
+@pytest.mark.parametrize("key", ["scheduler.groups_per_step", "scheduler.num_cells", "evaluation.samples", "gateway.processes"])
 def test_a_change_that_a_finished_run_cannot_take_is_refused_and_not_ignored(tmp_path: Path, key: str):
     folder = RunFolder.create(tmp_path, "run", RunKit(tmp_path / "kit").run_file.read_text())
     with Metrics(folder) as metrics:

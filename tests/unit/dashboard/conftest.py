@@ -11,10 +11,11 @@ from qwengyre.dashboard.server import dashboard_app
 
 @pytest.fixture(scope="session")
 def made_up(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of two runs of 96 executions: two steps of six groups of eight. Not to be written to."""
+    """A folder of two runs of 96 executions: two steps of six groups of eight; the first has two gateways. Not to be written to."""
     runs = tmp_path_factory.mktemp("runs")
-    for name, seed, rate in (("first", 0, 1e-5), ("second", 1, 2e-5)):
-        write_made_up_run(runs, MadeUpRun(num_executions=96, num_tasks=6, seed=seed, name=name, learning_rate=rate))
+    for name, seed, rate, gateways in (("first", 0, 1e-5, 2), ("second", 1, 2e-5, 1)):
+        run = MadeUpRun(num_executions=96, num_tasks=6, seed=seed, name=name, learning_rate=rate, num_gateways=gateways)
+        write_made_up_run(runs, run)
     return runs
 
 

@@ -61,6 +61,7 @@ def test_all_mistakes_are_told_at_once(kit: RunKit, tmp_path: Path):
         ("tasks.held_out=", "tasks.held_out: there are no held-out tasks"),
         ("tasks.held_out={kit}/train", "train-0 is in both"),
         ("gateway.renderer.name=nope", "gateway.renderer: this renderer cannot be used"),
+        ("gateway={{tls_certificate='no.pem', tls_key='no.pem'}}", "gateway.tls_certificate: cannot be read: No such file"),
         ("policy.model={kit}/train", "has no config.json"),
         ("policy.model={kit}/no-weights", "has no model.safetensors: its weights must be there as safetensors"),
         ("policy.model={kit}/half-a-tokenizer", "tokenizer.json: this file of policy.model cannot be read"),

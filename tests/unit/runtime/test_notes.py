@@ -49,6 +49,7 @@ def test_nothing_is_worth_knowing_of_a_plain_run(kit: RunKit):
         ("trainer.learning_rate=1e-6", "trainer.learning_rate = 1e-06 is for models of a billion parameters"),
         ("scheduler.steps=60", "each of the 3 tasks is trained on about 40 times"),
         ("evaluation.at_end=false", "no held-out task is ever run"),
+        ("gateway.port=8400", "gateway.port: only harnesses without a sandbox use it"),
         ("scheduler.num_cells=400", "400 cells of 1 threads share"),
     ],
 )
