@@ -90,10 +90,7 @@ class Gateway:
         secret: bytes,
         clock: Callable[[], float],
         rules: Sequence[HarnessRules] = BUILTIN,
-        *,
-        number: int = 0,
     ):
-        """`number` of `config.processes`: whose sessions and journal these are."""
         self.config, self.rendering, self.stats = config, rendering, GatewayStats()
         self.stop_token_ids = rendering.stop_token_ids
         self.max_hold_s = config.max_hold_s
@@ -105,7 +102,7 @@ class Gateway:
         self._closed: dict[ExecutionId, CallLog] = {}
         self._budgets: dict[int, Budget] = {}
         """Of the executions that are open, by session."""
-        self._next_session = number
+        self._next_session = 0
         """Then every `config.processes`-th: no other gateway of the run has the same."""
         self._encoding = asyncio.Semaphore(CONCURRENT_ENCODINGS)
         self._tasks: asyncio.TaskGroup | None = None
@@ -126,11 +123,12 @@ class Gateway:
                         call.task.cancel()
         self._tasks = None
 
-    def replay(self) -> int:
+    def replay(self, first_session: int = 0) -> int:
         """Rebuild what was open from the journal; return the number of records. Calls that were running are abandoned.
 
-        Two passes, so that the second skips what was closed.
+        Sessions are numbered from `first_session` on. Two passes, so that the second skips what was closed.
         """
+        self._next_session = first_session
         ended, num_records = self._ended_sessions()
         sessions: dict[int, Session] = {}
         attempts = Attempts(wanted=lambda opened: opened.session not in ended)

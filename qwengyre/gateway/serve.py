@@ -51,13 +51,7 @@ class GatewayServer:
             log.warning("journal_cut", extra={"cut": str(self._journal.cut)})
         secret = load_secret(config.secret_file)
         self.gateway = Gateway(
-            config.gateway,
-            rendering,
-            self._journal,
-            secret,
-            time.time,
-            read_harness_rules(config.harness_rules),
-            number=config.number,
+            config.gateway, rendering, self._journal, secret, time.time, read_harness_rules(config.harness_rules)
         )
         self._harness = HarnessApp(self.gateway)
         self._http: list[HttpServer] = []
@@ -67,7 +61,7 @@ class GatewayServer:
         self.listening: Listening | None = None
 
     async def __aenter__(self) -> GatewayServer:
-        num_records = self.gateway.replay()
+        num_records = self.gateway.replay(self.config.number)
         log.info("journal_replayed", extra={"num_records": num_records, "num_open": len(self.gateway.executions)})
         config = self.config
         port = None
