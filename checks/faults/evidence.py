@@ -57,7 +57,7 @@ def made_tokens(folder: Path) -> MadeTokens:
 def expect_only_made_tokens(folder: RunFolder, made: MadeTokens) -> int:
     """Each recorded token was made for its call, at its index, under its version. Returns how many there are."""
     wrong, count = [], 0
-    for attempt in recorded_attempts(record for _, record in read(folder.gateway_journal, GatewayRecord)):
+    for attempt in recorded_attempts(record for part in folder.gateway_journals for _, record in read(part, GatewayRecord)):
         for call in attempt:
             sampled = zip(call.sampled_S.tolist(), call.version_S.tolist(), strict=True)
             for index, (token, version) in enumerate(sampled, call.started.first_index):
