@@ -28,13 +28,13 @@ def docs(
         for name, path in pages.items():
             say(f"{name:{width}}  {_title(path)}")
         return
-    path = pages.get(page.removeprefix("docs/").removesuffix(".md"))
-    if path is None:
+    found = pages.get(page.removeprefix("docs/").removesuffix(".md"))
+    if found is None:
         near = nearest(page, tuple(pages))
         raise ConfigError(
             f"there is no page {page!r}{f': did you mean {near}?' if near else ''}; `qwengyre docs` lists them", key="PAGE"
         )
-    text = path.read_text(encoding="utf-8")
+    text = found.read_text(encoding="utf-8")
     if raw:
         say_data(text)
     else:

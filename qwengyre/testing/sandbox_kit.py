@@ -11,9 +11,9 @@ import select
 import sys
 import tempfile
 import textwrap
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -23,7 +23,6 @@ from qwengyre.sandbox.harness import ExecutionSpec, GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.task import Task, load_task
 
-Used = TypeVar("Used")
 PROBE = "qwengyre_probe_harness"
 SECRET = f"key-{secrets.token_hex(8)}-of-this-execution"
 """Drawn anew by every process of tests, so that nobody finds it in another's processes."""
@@ -79,12 +78,15 @@ class Kit:
             **settings,
         )
 
-    async def with_launcher(self, config: HarnessConfig, use: Callable[[Launcher], Awaitable[Used]]) -> Used:
-        """Serve a gateway that echoes request bodies, open a launcher, and use it."""
+    @contextlib.asynccontextmanager
+    async def launcher(self, config: HarnessConfig) -> AsyncIterator[Launcher]:
+        """Serve a gateway that echoes request bodies, and open a launcher."""
         with tempfile.TemporaryDirectory(prefix="qg-", dir="/tmp") as folder:  # a test's own may be too long for a socket
-            return await self._with_launcher(config, use, Path(folder) / "s")
+            async with self._launcher(config, Path(folder) / "s") as launcher:
+                yield launcher
 
-    async def _with_launcher(self, config: HarnessConfig, use: Callable[[Launcher], Awaitable[Used]], socket: Path) -> Used:
+    @contextlib.asynccontextmanager
+    async def _launcher(self, config: HarnessConfig, socket: Path) -> AsyncIterator[Launcher]:
         os.umask(0)  # the kit's gateways have sockets that every user may open, as the real one has
         over_unix = await asyncio.start_unix_server(self.answer, str(socket), limit=2**24)
         over_tcp = await asyncio.start_server(self.answer, "127.0.0.1", 0, limit=2**24)
@@ -93,7 +95,7 @@ class Kit:
         launcher = Launcher(config, [gateway], work=self.folder / "work", failed=self.folder / "failed")
         async with over_unix, over_tcp, launcher:
             try:
-                return await use(launcher)
+                yield launcher
             finally:
                 self.go.set()
                 self.go.clear()  # who was killed while it waited is answered in vain
@@ -120,10 +122,11 @@ class Kit:
     def run(self, task: Task, config: HarnessConfig | None = None, *, num_calls: int = 1, name: str = "e000001-0") -> Outcome:
         """Run one execution and return how it ended."""
 
-        async def use(launcher: Launcher) -> Outcome:
-            return await launcher.run_execution(spec(task, name), calls(num_calls))
+        async def execute() -> Outcome:
+            async with self.launcher(config or self.config()) as launcher:
+                return await launcher.run_execution(spec(task, name), calls(num_calls))
 
-        return asyncio.run(self.with_launcher(config or self.config(), use))
+        return asyncio.run(execute())
 
     def found(self, code: str, config: HarnessConfig) -> Any:
         """What the probe reports from inside a sandbox."""

@@ -7,7 +7,7 @@ from the prompt and the seed, and whose KV is that of the prompt.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing
 from functools import cache
 from pathlib import Path
@@ -128,25 +128,16 @@ def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 def _bench_of(kinds: Iterable[str]) -> Callable:
     @pytest.fixture(params=kinds)
-    def bench(request: pytest.FixtureRequest, model_dirs: Callable[[str], Path], prefix: str) -> Iterator[Callable[[], Bench]]:
-        yield lambda: Bench(request.param, model_dirs(request.param), prefix)
+    async def bench(request: pytest.FixtureRequest, model_dirs: Callable[[str], Path], prefix: str) -> AsyncIterator[Bench]:
+        made = Bench(request.param, model_dirs(request.param), prefix)
+        yield made
+        await made.close()
         assert cleanup(prefix) == 0, "an engine left exposed memory behind"
 
     return bench
 
 
 bench, cell_bench, model_bench = _bench_of(CELL_SIDE), _bench_of(OF_A_CELL), _bench_of(OF_A_MODEL)
-
-
-def run(bench: Callable[[], Bench], body: Callable[[Bench], Awaitable[None]]) -> None:
-    async def main() -> None:
-        made = bench()
-        try:
-            await body(made)
-        finally:
-            await made.close()
-
-    asyncio.run(main())
 
 
 def named(name: str) -> str:
@@ -174,340 +165,268 @@ def tokens_of(chunks: list[TokenChunk]) -> list[int]:
     return [token for chunk in chunks for token in chunk.token_ids]
 
 
-def test_a_stream_ends_once_with_length_and_every_token_has_a_logprob(bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        chunks = await collect(engine.generate(request("a", max_tokens=6)))
-        assert len(tokens_of(chunks)) == 6
-        assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
-        for chunk in chunks:
-            assert (chunk.request_id, chunk.version) == (named("a"), 0)
-            assert len(chunk.logprobs) == len(chunk.token_ids)
-            assert all(logprob <= 0 for logprob in chunk.logprobs)
-
-    run(bench, body)
+async def test_a_stream_ends_once_with_length_and_every_token_has_a_logprob(bench):
+    engine = await bench.engine()
+    chunks = await collect(engine.generate(request("a", max_tokens=6)))
+    assert len(tokens_of(chunks)) == 6
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    for chunk in chunks:
+        assert (chunk.request_id, chunk.version) == (named("a"), 0)
+        assert len(chunk.logprobs) == len(chunk.token_ids)
+        assert all(logprob <= 0 for logprob in chunk.logprobs)
 
 
-def test_a_sampled_stop_token_is_part_of_the_output_and_ends_it(model_bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        whole = tokens_of(await collect(engine.generate(request("a"))))
-        stop = whole[9]
-        chunks = await collect(engine.generate(request("b", stop=(stop,))))
-        assert tokens_of(chunks) == whole[: whole.index(stop) + 1]
-        assert chunks[-1].finish_reason == "stop"
-
-    run(model_bench, body)
+async def test_a_sampled_stop_token_is_part_of_the_output_and_ends_it(model_bench):
+    engine = await model_bench.engine()
+    whole = tokens_of(await collect(engine.generate(request("a"))))
+    stop = whole[9]
+    chunks = await collect(engine.generate(request("b", stop=(stop,))))
+    assert tokens_of(chunks) == whole[: whole.index(stop) + 1]
+    assert chunks[-1].finish_reason == "stop"
 
 
-def test_the_same_call_gives_the_same_tokens_in_any_company(model_bench):
-    async def body(made: Bench) -> None:
-        engine, other = await made.engine(), await made.engine()
-        alone = tokens_of(await collect(engine.generate(request("a"))))
-        company = [request(f"b{index}", prompt=30 + 11 * index, seed=index) for index in range(6)]
-        together = await asyncio.gather(*(collect(other.generate(one)) for one in [*company, request("a")]))
-        assert tokens_of(together[-1]) == alone
-
-    run(model_bench, body)
+async def test_the_same_call_gives_the_same_tokens_in_any_company(model_bench):
+    engine, other = await model_bench.engine(), await model_bench.engine()
+    alone = tokens_of(await collect(engine.generate(request("a"))))
+    company = [request(f"b{index}", prompt=30 + 11 * index, seed=index) for index in range(6)]
+    together = await asyncio.gather(*(collect(other.generate(one)) for one in [*company, request("a")]))
+    assert tokens_of(together[-1]) == alone
 
 
-def test_another_seed_gives_other_tokens(model_bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        one = tokens_of(await collect(engine.generate(request("a", seed=1))))
-        assert one != tokens_of(await collect(engine.generate(request("b", seed=2))))
-
-    run(model_bench, body)
+async def test_another_seed_gives_other_tokens(model_bench):
+    engine = await model_bench.engine()
+    one = tokens_of(await collect(engine.generate(request("a", seed=1))))
+    assert one != tokens_of(await collect(engine.generate(request("b", seed=2))))
 
 
-def test_a_continuation_draws_what_the_whole_call_would_have_drawn(model_bench):
-    async def body(made: Bench) -> None:
-        engine, other = await made.engine(), await made.engine()
-        whole = request("a", max_tokens=24)
-        expected = tokens_of(await collect(engine.generate(whole)))
-        rest = await collect(other.generate(continued("b", whole, expected[:10])))
-        assert tokens_of(rest) == expected[10:]
-
-    run(model_bench, body)
+async def test_a_continuation_draws_what_the_whole_call_would_have_drawn(model_bench):
+    engine, other = await model_bench.engine(), await model_bench.engine()
+    whole = request("a", max_tokens=24)
+    expected = tokens_of(await collect(engine.generate(whole)))
+    rest = await collect(other.generate(continued("b", whole, expected[:10])))
+    assert tokens_of(rest) == expected[10:]
 
 
-def test_an_abort_ends_with_the_partial_tokens(bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine(holds=True)
-        whole = request("a", max_tokens=200)
-        expected = tokens_of(await collect((await made.engine()).generate(whole)))
-        async with aclosing(engine.generate(whole)) as stream:
-            chunks = [await anext(stream)]
-            await engine.abort([named("a"), "unknown"])
-            chunks += [chunk async for chunk in stream]
-        assert chunks[-1].finish_reason == "abort"
-        partial = tokens_of(chunks)
-        assert 0 < len(partial) < len(expected)
-        assert partial == expected[: len(partial)]
-        assert engine.capacity().running == 0
-
-    run(bench, body)
+async def test_an_abort_ends_with_the_partial_tokens(bench):
+    engine = await bench.engine(holds=True)
+    whole = request("a", max_tokens=200)
+    expected = tokens_of(await collect((await bench.engine()).generate(whole)))
+    async with aclosing(engine.generate(whole)) as stream:
+        chunks = [await anext(stream)]
+        await engine.abort([named("a"), "unknown"])
+        chunks += [chunk async for chunk in stream]
+    assert chunks[-1].finish_reason == "abort"
+    partial = tokens_of(chunks)
+    assert 0 < len(partial) < len(expected)
+    assert partial == expected[: len(partial)]
+    assert engine.capacity().running == 0
 
 
-def test_pause_keep_makes_no_token_until_resume(model_bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        expected = tokens_of(await collect(engine.generate(request("x", max_tokens=200))))
-        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
-            chunks = [await anext(stream)]
-            await made.cell(engine).pause("keep")
+async def test_pause_keep_makes_no_token_until_resume(model_bench):
+    engine = await model_bench.engine()
+    expected = tokens_of(await collect(engine.generate(request("x", max_tokens=200))))
+    async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+        chunks = [await anext(stream)]
+        await model_bench.cell(engine).pause("keep")
+        await engine.release("unknown")
+        before = engine.stats().tokens_generated
+        for _ in range(5):
             await engine.release("unknown")
-            before = engine.stats().tokens_generated
-            for _ in range(5):
-                await engine.release("unknown")
-            assert engine.stats().tokens_generated == before
-            await made.cell(engine).resume()
-            chunks += [chunk async for chunk in stream]
-        assert tokens_of(chunks) == expected
-
-    run(model_bench, body)
+        assert engine.stats().tokens_generated == before
+        await model_bench.cell(engine).resume()
+        chunks += [chunk async for chunk in stream]
+    assert tokens_of(chunks) == expected
 
 
-def test_pause_abort_ends_every_call(cell_bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        streams = [asyncio.create_task(collect(engine.generate(request(f"a{index}", max_tokens=200)))) for index in range(6)]
-        async with aclosing(engine.generate(request("last", max_tokens=200))) as stream:
-            await anext(stream)
-            await made.cell(engine).pause("abort")
-            assert [chunk async for chunk in stream][-1].finish_reason == "abort"
-        assert {(await task)[-1].finish_reason for task in streams} <= {"abort", "length", "stop"}
-
-    run(cell_bench, body)
+async def test_pause_abort_ends_every_call(cell_bench):
+    engine = await cell_bench.engine()
+    streams = [asyncio.create_task(collect(engine.generate(request(f"a{index}", max_tokens=200)))) for index in range(6)]
+    async with aclosing(engine.generate(request("last", max_tokens=200))) as stream:
+        await anext(stream)
+        await cell_bench.cell(engine).pause("abort")
+        assert [chunk async for chunk in stream][-1].finish_reason == "abort"
+    assert {(await task)[-1].finish_reason for task in streams} <= {"abort", "length", "stop"}
 
 
-def test_a_publish_never_lies_inside_a_chunk(cell_bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
-            chunks = [await anext(stream)]
-            await made.cell(engine).pause("keep")
-            await made.cell(engine).update_weights(made.snapshot(1), 1)
-            await made.cell(engine).resume()
-            chunks += [chunk async for chunk in stream]
-        versions = [chunk.version for chunk in chunks if chunk.token_ids]
-        assert versions == sorted(versions)
-        assert set(versions) == {0, 1}
-        assert chunks[-1].finish_reason in ("length", "stop")
-
-    run(cell_bench, body)
+async def test_a_publish_never_lies_inside_a_chunk(cell_bench):
+    engine = await cell_bench.engine()
+    async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+        chunks = [await anext(stream)]
+        await cell_bench.cell(engine).pause("keep")
+        await cell_bench.cell(engine).update_weights(cell_bench.snapshot(1), 1)
+        await cell_bench.cell(engine).resume()
+        chunks += [chunk async for chunk in stream]
+    versions = [chunk.version for chunk in chunks if chunk.token_ids]
+    assert versions == sorted(versions)
+    assert set(versions) == {0, 1}
+    assert chunks[-1].finish_reason in ("length", "stop")
 
 
-def test_running_calls_are_computed_again_at_a_publish(model_bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
-            chunks = [await anext(stream)]
-            await made.cell(engine).pause("keep")
-            await made.cell(engine).update_weights(made.snapshot(1), 1)
-            await made.cell(engine).resume()
-            chunks += [chunk async for chunk in stream]
-        assert len(tokens_of(chunks)) == 200
-        assert engine.stats().tokens_recomputed_at_publish >= 40
-
-    run(model_bench, body)
+async def test_running_calls_are_computed_again_at_a_publish(model_bench):
+    engine = await model_bench.engine()
+    async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+        chunks = [await anext(stream)]
+        await model_bench.cell(engine).pause("keep")
+        await model_bench.cell(engine).update_weights(model_bench.snapshot(1), 1)
+        await model_bench.cell(engine).resume()
+        chunks += [chunk async for chunk in stream]
+    assert len(tokens_of(chunks)) == 200
+    assert engine.stats().tokens_recomputed_at_publish >= 40
 
 
-def test_a_call_moves_with_its_kv_and_goes_on_as_if_nothing_had_happened(model_bench):
-    async def body(made: Bench) -> None:
-        source, destination = await made.engine(), await made.engine()
-        whole = request("a", prompt=50, max_tokens=150)
-        expected = tokens_of(await collect((await made.engine()).generate(whole)))
-        async with aclosing(source.generate(whole)) as stream:
-            chunks = [await anext(stream)]
-            await source.abort([named("a")])
-            chunks += [chunk async for chunk in stream]
-        done = tokens_of(chunks)
-        handle = await source.export_kv(continued("b", whole, done).token_ids)
-        assert handle is not None
-        await made.cell(source).offload()
-        before = destination.stats()
+async def test_a_call_moves_with_its_kv_and_goes_on_as_if_nothing_had_happened(model_bench):
+    source, destination = await model_bench.engine(), await model_bench.engine()
+    whole = request("a", prompt=50, max_tokens=150)
+    expected = tokens_of(await collect((await model_bench.engine()).generate(whole)))
+    async with aclosing(source.generate(whole)) as stream:
+        chunks = [await anext(stream)]
+        await source.abort([named("a")])
+        chunks += [chunk async for chunk in stream]
+    done = tokens_of(chunks)
+    handle = await source.export_kv(continued("b", whole, done).token_ids)
+    assert handle is not None
+    await model_bench.cell(source).offload()
+    before = destination.stats()
+    await destination.import_kv(handle)
+    rest = await collect(destination.generate(continued("b", whole, done)))
+    await source.release(handle.handle_id)
+    assert done + tokens_of(rest) == expected
+    known = 50 + len(done)
+    assert handle.num_tokens == known - 1
+    assert rest[0].cached_tokens == known - 1
+    await destination.release("unknown")
+    after = destination.stats()
+    assert after.tokens_prefilled - before.tokens_prefilled <= 1
+    assert after.tokens_imported - before.tokens_imported == known - 1
+
+
+async def test_kv_of_another_version_is_refused_and_computed_again(model_bench):
+    source, destination = await model_bench.engine(), await model_bench.engine()
+    await collect(source.generate(request("a", max_tokens=2)))
+    handle = await source.export_kv(request("a").token_ids)
+    assert handle is not None
+    await model_bench.cell(destination).update_weights(model_bench.snapshot(1), 1)
+    with pytest.raises(KVRefused):
         await destination.import_kv(handle)
-        rest = await collect(destination.generate(continued("b", whole, done)))
-        await source.release(handle.handle_id)
-        assert done + tokens_of(rest) == expected
-        known = 50 + len(done)
-        assert handle.num_tokens == known - 1
-        assert rest[0].cached_tokens == known - 1
-        await destination.release("unknown")
-        after = destination.stats()
-        assert after.tokens_prefilled - before.tokens_prefilled <= 1
-        assert after.tokens_imported - before.tokens_imported == known - 1
-
-    run(model_bench, body)
+    chunks = await collect(destination.generate(request("b", max_tokens=2)))
+    assert chunks[0].cached_tokens == 0
+    assert len(tokens_of(chunks)) == 2
 
 
-def test_kv_of_another_version_is_refused_and_computed_again(model_bench):
-    async def body(made: Bench) -> None:
-        source, destination = await made.engine(), await made.engine()
-        await collect(source.generate(request("a", max_tokens=2)))
-        handle = await source.export_kv(request("a").token_ids)
-        assert handle is not None
-        await made.cell(destination).update_weights(made.snapshot(1), 1)
-        with pytest.raises(KVRefused):
-            await destination.import_kv(handle)
-        chunks = await collect(destination.generate(request("b", max_tokens=2)))
-        assert chunks[0].cached_tokens == 0
-        assert len(tokens_of(chunks)) == 2
-
-    run(model_bench, body)
-
-
-def test_kv_of_another_model_dtype_or_layout_is_refused_and_computed_again(model_bench):
-    async def body(made: Bench) -> None:
-        source, destination = await made.engine(), await made.engine()
-        expected = tokens_of(await collect(source.generate(request("a", max_tokens=2))))
-        handle = await source.export_kv(request("a").token_ids)
-        assert handle is not None
-        foreign = msgspec.structs.replace(handle, fingerprint="another")
-        with pytest.raises(KVRefused):
-            await destination.import_kv(foreign)
-        before = destination.stats()
-        chunks = await collect(destination.generate(request("b", max_tokens=2)))
-        await destination.release("unknown")
-        assert tokens_of(chunks) == expected
-        assert chunks[0].cached_tokens == 0
-        assert destination.stats().tokens_imported == before.tokens_imported
-        assert destination.stats().tokens_prefilled - before.tokens_prefilled == 40
-
-    run(model_bench, body)
+async def test_kv_of_another_model_dtype_or_layout_is_refused_and_computed_again(model_bench):
+    source, destination = await model_bench.engine(), await model_bench.engine()
+    expected = tokens_of(await collect(source.generate(request("a", max_tokens=2))))
+    handle = await source.export_kv(request("a").token_ids)
+    assert handle is not None
+    foreign = msgspec.structs.replace(handle, fingerprint="another")
+    with pytest.raises(KVRefused):
+        await destination.import_kv(foreign)
+    before = destination.stats()
+    chunks = await collect(destination.generate(request("b", max_tokens=2)))
+    await destination.release("unknown")
+    assert tokens_of(chunks) == expected
+    assert chunks[0].cached_tokens == 0
+    assert destination.stats().tokens_imported == before.tokens_imported
+    assert destination.stats().tokens_prefilled - before.tokens_prefilled == 40
 
 
-def test_released_kv_cannot_be_read(model_bench):
-    async def body(made: Bench) -> None:
-        source, destination = await made.engine(), await made.engine()
-        await collect(source.generate(request("a", max_tokens=2)))
-        handle = await source.export_kv(request("a").token_ids)
-        assert handle is not None
-        await source.release(handle.handle_id)
-        await source.release(handle.handle_id)
-        with pytest.raises(StaleRead):
-            await destination.import_kv(handle)
-
-    run(model_bench, body)
+async def test_released_kv_cannot_be_read(model_bench):
+    source, destination = await model_bench.engine(), await model_bench.engine()
+    await collect(source.generate(request("a", max_tokens=2)))
+    handle = await source.export_kv(request("a").token_ids)
+    assert handle is not None
+    await source.release(handle.handle_id)
+    await source.release(handle.handle_id)
+    with pytest.raises(StaleRead):
+        await destination.import_kv(handle)
 
 
-def test_nothing_is_exported_of_what_was_never_computed(model_bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        assert await engine.export_kv(request("a").token_ids) is None
-        await collect(engine.generate(request("a", max_tokens=2)))
-        await made.cell(engine).update_weights(made.snapshot(1), 1)
-        assert await engine.export_kv(request("a").token_ids) is None
-
-    run(model_bench, body)
+async def test_nothing_is_exported_of_what_was_never_computed(model_bench):
+    engine = await model_bench.engine()
+    assert await engine.export_kv(request("a").token_ids) is None
+    await collect(engine.generate(request("a", max_tokens=2)))
+    await model_bench.cell(engine).update_weights(model_bench.snapshot(1), 1)
+    assert await engine.export_kv(request("a").token_ids) is None
 
 
-def test_the_next_turn_finds_its_prefix(model_bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        first = request("a", prompt=50, max_tokens=9)
-        known = first.token_ids + np.array(tokens_of(await collect(engine.generate(first))), np.int32).tobytes()
-        longer = GenerateRequest(named("b"), known + np.arange(5, dtype=np.int32).tobytes(), first.sampling)
-        chunks = await collect(engine.generate(longer))
-        assert chunks[0].cached_tokens == 58 // made.cache_tokens * made.cache_tokens
-
-    run(model_bench, body)
+async def test_the_next_turn_finds_its_prefix(model_bench):
+    engine = await model_bench.engine()
+    first = request("a", prompt=50, max_tokens=9)
+    known = first.token_ids + np.array(tokens_of(await collect(engine.generate(first))), np.int32).tobytes()
+    longer = GenerateRequest(named("b"), known + np.arange(5, dtype=np.int32).tobytes(), first.sampling)
+    chunks = await collect(engine.generate(longer))
+    assert chunks[0].cached_tokens == 58 // model_bench.cache_tokens * model_bench.cache_tokens
 
 
-def test_a_prompt_beyond_the_context_is_refused(bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        with pytest.raises(ContextOverflow) as caught:
-            await collect(engine.generate(request("a", prompt=MAX_CONTEXT)))
-        assert (caught.value.num_tokens, caught.value.max_tokens) == (MAX_CONTEXT, MAX_CONTEXT - 1)
-        chunks = await collect(engine.generate(request("b", prompt=MAX_CONTEXT - 3, max_tokens=50)))
-        assert (len(tokens_of(chunks)), chunks[-1].finish_reason) == (3, "length")
-
-    run(bench, body)
+async def test_a_prompt_beyond_the_context_is_refused(bench):
+    engine = await bench.engine()
+    with pytest.raises(ContextOverflow) as caught:
+        await collect(engine.generate(request("a", prompt=MAX_CONTEXT)))
+    assert (caught.value.num_tokens, caught.value.max_tokens) == (MAX_CONTEXT, MAX_CONTEXT - 1)
+    chunks = await collect(engine.generate(request("b", prompt=MAX_CONTEXT - 3, max_tokens=50)))
+    assert (len(tokens_of(chunks)), chunks[-1].finish_reason) == (3, "length")
 
 
-def test_an_offloaded_engine_serves_again_after_restore(cell_bench):
-    async def body(made: Bench) -> None:
-        engine, other = await made.engine(), await made.engine()
-        await made.cell(engine).offload()
-        await made.cell(engine).offload()
+async def test_an_offloaded_engine_serves_again_after_restore(cell_bench):
+    engine, other = await cell_bench.engine(), await cell_bench.engine()
+    await cell_bench.cell(engine).offload()
+    await cell_bench.cell(engine).offload()
+    with pytest.raises(EngineUnavailable):
+        await collect(engine.generate(request("a")))
+    await cell_bench.cell(engine).restore(cell_bench.snapshot(3), 3)
+    await cell_bench.cell(other).update_weights(cell_bench.snapshot(3), 3)
+    chunks = await collect(engine.generate(request("a")))
+    assert {chunk.version for chunk in chunks} == {3}
+    assert tokens_of(chunks) == tokens_of(await collect(other.generate(request("a"))))
+
+
+async def test_offload_is_refused_while_a_call_runs(cell_bench):
+    engine = await cell_bench.engine()
+    async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+        await anext(stream)
+        await cell_bench.cell(engine).pause("keep")
+        with pytest.raises(EngineError):
+            await cell_bench.cell(engine).offload()
+
+
+async def test_a_reader_that_goes_away_frees_its_call(bench):
+    engine = await bench.engine()
+    async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+        await anext(stream)
+    await engine.release("unknown")
+    assert engine.capacity().running == 0
+
+
+async def test_an_id_may_be_used_again_at_once(bench):
+    engine = await bench.engine()
+    expected = tokens_of(await collect(engine.generate(request("x", max_tokens=60))))
+    for _ in range(4):
+        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+            await anext(stream)
+        assert tokens_of(await collect(engine.generate(request("a", max_tokens=60)))) == expected
+
+
+async def test_a_request_id_runs_once(bench):
+    engine = await bench.engine()
+    async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+        await anext(stream)
         with pytest.raises(EngineUnavailable):
             await collect(engine.generate(request("a")))
-        await made.cell(engine).restore(made.snapshot(3), 3)
-        await made.cell(other).update_weights(made.snapshot(3), 3)
-        chunks = await collect(engine.generate(request("a")))
-        assert {chunk.version for chunk in chunks} == {3}
-        assert tokens_of(chunks) == tokens_of(await collect(other.generate(request("a"))))
-
-    run(cell_bench, body)
 
 
-def test_offload_is_refused_while_a_call_runs(cell_bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
-            await anext(stream)
-            await made.cell(engine).pause("keep")
-            with pytest.raises(EngineError):
-                await made.cell(engine).offload()
-
-    run(cell_bench, body)
+async def test_close_ends_waiting_calls_with_an_error(bench):
+    engine = await bench.engine(holds=True)
+    async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
+        await anext(stream)
+        await bench.hold(engine)
+        await engine.close()
+        with pytest.raises(EngineUnavailable):
+            await collect(stream)
 
 
-def test_a_reader_that_goes_away_frees_its_call(bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
-            await anext(stream)
-        await engine.release("unknown")
-        assert engine.capacity().running == 0
-
-    run(bench, body)
-
-
-def test_an_id_may_be_used_again_at_once(bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        expected = tokens_of(await collect(engine.generate(request("x", max_tokens=60))))
-        for _ in range(4):
-            async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
-                await anext(stream)
-            assert tokens_of(await collect(engine.generate(request("a", max_tokens=60)))) == expected
-
-    run(bench, body)
-
-
-def test_a_request_id_runs_once(bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine()
-        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
-            await anext(stream)
-            with pytest.raises(EngineUnavailable):
-                await collect(engine.generate(request("a")))
-
-    run(bench, body)
-
-
-def test_close_ends_waiting_calls_with_an_error(bench):
-    async def body(made: Bench) -> None:
-        engine = await made.engine(holds=True)
-        async with aclosing(engine.generate(request("a", max_tokens=200))) as stream:
-            await anext(stream)
-            await made.hold(engine)
-            await engine.close()
-            with pytest.raises(EngineUnavailable):
-                await collect(stream)
-
-    run(bench, body)
-
-
-def test_engines_of_one_model_share_a_fingerprint(model_bench):
-    async def body(made: Bench) -> None:
-        handles = []
-        for engine in (await made.engine(), await made.engine()):
-            await collect(engine.generate(request("a", max_tokens=2)))
-            handles.append(await engine.export_kv(request("a").token_ids))
-        assert len({handle.fingerprint for handle in handles}) == 1
-
-    run(model_bench, body)
+async def test_engines_of_one_model_share_a_fingerprint(model_bench):
+    handles = []
+    for engine in (await model_bench.engine(), await model_bench.engine()):
+        await collect(engine.generate(request("a", max_tokens=2)))
+        handles.append(await engine.export_kv(request("a").token_ids))
+    assert len({handle.fingerprint for handle in handles}) == 1

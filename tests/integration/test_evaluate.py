@@ -70,25 +70,21 @@ def test_an_evaluation_outlives_its_cells(tmp_path: Path):
     assert [len(task["scores"]) for task in json.loads(output)["tasks"]] == [12, 12]
 
 
-def test_a_model_that_is_served_elsewhere_is_scored(tmp_path: Path):
+async def test_a_model_that_is_served_elsewhere_is_scored(tmp_path: Path):
     kit = RunKit(tmp_path)
     answer = byte_tokenizer().encode("abc!<|im_end|>").ids
 
-    async def scenario() -> tuple[int, bytes, bytes, int]:
-        async with CompletionsServer(lambda prompt: answer, model="theirs") as server:
-            words = arguments(kit, "--engine", server.url, "--tasks", str(kit.folder / "train"))
-            pipe = asyncio.subprocess.PIPE
-            process = await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=pipe)
-            output, errors = await process.communicate()
-            assert {body["model"] for body in server.bodies} == {"theirs"}
-            return process.returncode, output, errors, len(server.bodies)
-
-    code, output, errors, num_asked = asyncio.run(scenario())
-    assert code == 0, errors.decode()
+    async with CompletionsServer(lambda prompt: answer, model="theirs") as server:
+        words = arguments(kit, "--engine", server.url, "--tasks", str(kit.folder / "train"))
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*words, stdout=pipe, stderr=pipe)
+        output, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    assert {body["model"] for body in server.bodies} == {"theirs"}
     found = json.loads(output)
     assert [(task["task"], task["scores"]) for task in found["tasks"]] == [(f"train-{index}", [0.75, 0.75]) for index in range(3)]
     assert (found["score"], found["greedy"], found["standard_error"]) == (0.75, 0.75, 0.0)
-    assert num_asked == 3 * 3 * 3, "three turns of three executions of three tasks"
+    assert len(server.bodies) == 3 * 3 * 3, "three turns of three executions of three tasks"
 
 
 def test_a_served_model_is_not_trained_and_a_server_that_is_not_there_is_named(tmp_path: Path):

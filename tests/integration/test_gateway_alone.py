@@ -25,7 +25,6 @@ from qwengyre.testing.tokenizers import byte_tokenizer, write_byte_tokenizer
 from qwengyre.trajectory.records import CallStarted, TokensSampled
 
 pytestmark = pytest.mark.integration
-DEADLINE_S = 300.0
 COMMAND = (sys.executable, "-c", "from qwengyre.cli.main import main; main()")
 USER = {"role": "user", "content": "hi"}
 
@@ -66,84 +65,67 @@ async def started(folder: Path, arguments: list[str], *executions: str) -> Async
         assert await process.wait() == 0
 
 
-def play(scenario) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await scenario()
-
-    asyncio.run(bounded())
-
-
-def test_harnesses_are_served_and_recorded_and_it_goes_on_after_a_stop(tmp_path):
-    async def scenario():
-        said = "<think>\nso\n</think>\n\nHello<|im_end|>"
-        async with CompletionsServer(lambda prompt: ids(said), model="served", max_model_len=500) as server:
-            async with alone(tmp_path, server, "one", "two") as clients:
-                first = await clients["one"].chat.completions.create(model="m", messages=[USER])
-                assert first.choices[0].message.content == "Hello"
-                with pytest.raises(openai.BadRequestError, match=r"prompt is too long: \d+ tokens > 500 maximum"):
-                    await clients["one"].chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 600}])
-            async with alone(tmp_path, server, "one") as again:
-                assert again["one"].api_key == clients["one"].api_key
-                history = [USER, {"role": "assistant", "content": "Hello"}, USER]
-                await again["one"].chat.completions.create(model="m", messages=history)
-            body = server.bodies[0]
-            assert (body["model"], body["return_token_ids"], body["top_k"], body["top_p"]) == ("served", True, -1, 1.0)
-            assert body["max_tokens"] == 500 - len(body["prompt"])
-        records = {recorded.opened.execution: recorded for recorded in RecordedRun.open(tmp_path / "records").attempts()}
-        events = records["one"].records()
-        starts = [event for event in events if isinstance(event, CallStarted)]
-        sampled = [event for event in events if isinstance(event, TokensSampled)]
-        assert [start.base for start in starts] == [-1, starts[0].call]
-        assert [unpack(event.token_ids, TOKEN).tolist() for event in sampled] == [ids(said)] * 2
-        assert unpack(sampled[0].logprobs, LOGPROB).tolist() == [-0.5 - at / 64 for at in range(len(ids(said)))]
-
-    play(scenario)
+async def test_harnesses_are_served_and_recorded_and_it_goes_on_after_a_stop(tmp_path):
+    said = "<think>\nso\n</think>\n\nHello<|im_end|>"
+    async with CompletionsServer(lambda prompt: ids(said), model="served", max_model_len=500) as server:
+        async with alone(tmp_path, server, "one", "two") as clients:
+            first = await clients["one"].chat.completions.create(model="m", messages=[USER])
+            assert first.choices[0].message.content == "Hello"
+            with pytest.raises(openai.BadRequestError, match=r"prompt is too long: \d+ tokens > 500 maximum"):
+                await clients["one"].chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 600}])
+        async with alone(tmp_path, server, "one") as again:
+            assert again["one"].api_key == clients["one"].api_key
+            history = [USER, {"role": "assistant", "content": "Hello"}, USER]
+            await again["one"].chat.completions.create(model="m", messages=history)
+        body = server.bodies[0]
+        assert (body["model"], body["return_token_ids"], body["top_k"], body["top_p"]) == ("served", True, -1, 1.0)
+        assert body["max_tokens"] == 500 - len(body["prompt"])
+    records = {recorded.opened.execution: recorded for recorded in RecordedRun.open(tmp_path / "records").attempts()}
+    events = records["one"].records()
+    starts = [event for event in events if isinstance(event, CallStarted)]
+    sampled = [event for event in events if isinstance(event, TokensSampled)]
+    assert [start.base for start in starts] == [-1, starts[0].call]
+    assert [unpack(event.token_ids, TOKEN).tolist() for event in sampled] == [ids(said)] * 2
+    assert unpack(sampled[0].logprobs, LOGPROB).tolist() == [-0.5 - at / 64 for at in range(len(ids(said)))]
 
 
-def test_the_renderer_has_the_settings_that_are_given(tmp_path):
-    async def scenario():
-        async with CompletionsServer(lambda prompt: ids("Hello<|im_end|>"), model="served") as server:
-            model = write_byte_tokenizer(tmp_path / "model")
-            command = [
-                "gateway",
-                "--engine",
-                server.url,
-                "--model",
-                str(model),
-                "--set",
-                "gateway.renderer.enable_thinking=false",
-            ]
-            async with started(tmp_path, command, "main") as clients:
-                await clients["main"].chat.completions.create(model="m", messages=[USER])
-            assert server.bodies[0]["prompt"][-len(PREFILLED) :] == PREFILLED
-
-    play(scenario)
-
-
-def test_a_model_here_is_served_and_recorded(tmp_path):
-    async def scenario():
+async def test_the_renderer_has_the_settings_that_are_given(tmp_path):
+    async with CompletionsServer(lambda prompt: ids("Hello<|im_end|>"), model="served") as server:
         model = write_byte_tokenizer(tmp_path / "model")
-        write_tiny_qwen3(model, vocab_size=512)
-        command = ["serve", str(model), "--temperature", "0", "--max-context-tokens", "200"]
-        async with started(tmp_path, [*command, "--set", "gateway.renderer.enable_thinking=false"], "main") as clients:
-            create = clients["main"].chat.completions.create
-            answers = [await create(model="m", messages=[USER], max_tokens=12) for _ in range(2)]
-            with pytest.raises(openai.BadRequestError, match=r"prompt is too long: \d+ tokens > 200 maximum"):
-                await create(model="m", messages=[{"role": "user", "content": "x" * 300}])
-        assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
-        (recorded,) = RecordedRun.open(tmp_path / "records").attempts()
-        events = recorded.records()
-        sampled: dict[object, list[int]] = {}
-        for event in events:
-            if isinstance(event, TokensSampled):
-                sampled.setdefault(event.call, []).extend(unpack(event.token_ids, TOKEN).tolist())
-        first, second = sampled.values()
-        assert first == second and 0 < len(first) <= 12
-        (start, *_) = (event for event in events if isinstance(event, CallStarted))
-        assert unpack(start.context_ids, TOKEN).tolist()[-len(PREFILLED) :] == PREFILLED
+        command = [
+            "gateway",
+            "--engine",
+            server.url,
+            "--model",
+            str(model),
+            "--set",
+            "gateway.renderer.enable_thinking=false",
+        ]
+        async with started(tmp_path, command, "main") as clients:
+            await clients["main"].chat.completions.create(model="m", messages=[USER])
+        assert server.bodies[0]["prompt"][-len(PREFILLED) :] == PREFILLED
 
-    play(scenario)
+
+async def test_a_model_here_is_served_and_recorded(tmp_path):
+    model = write_byte_tokenizer(tmp_path / "model")
+    write_tiny_qwen3(model, vocab_size=512)
+    command = ["serve", str(model), "--temperature", "0", "--max-context-tokens", "200"]
+    async with started(tmp_path, [*command, "--set", "gateway.renderer.enable_thinking=false"], "main") as clients:
+        create = clients["main"].chat.completions.create
+        answers = [await create(model="m", messages=[USER], max_tokens=12) for _ in range(2)]
+        with pytest.raises(openai.BadRequestError, match=r"prompt is too long: \d+ tokens > 200 maximum"):
+            await create(model="m", messages=[{"role": "user", "content": "x" * 300}])
+    assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
+    (recorded,) = RecordedRun.open(tmp_path / "records").attempts()
+    events = recorded.records()
+    sampled: dict[object, list[int]] = {}
+    for event in events:
+        if isinstance(event, TokensSampled):
+            sampled.setdefault(event.call, []).extend(unpack(event.token_ids, TOKEN).tolist())
+    first, second = sampled.values()
+    assert first == second and 0 < len(first) <= 12
+    (start, *_) = (event for event in events if isinstance(event, CallStarted))
+    assert unpack(start.context_ids, TOKEN).tolist()[-len(PREFILLED) :] == PREFILLED
 
 
 @pytest.mark.parametrize("command", [["gateway", "--engine", "http://127.0.0.1:1/v1", "--model"], ["serve"]])
@@ -164,39 +146,33 @@ def test_a_setting_that_there_is_not_is_refused(command, setting, said, tmp_path
     assert said in result.output
 
 
-def test_client_that_hangs_up_stops_the_server(tmp_path):
-    async def scenario():
-        server = CompletionsServer(lambda prompt: ids("one two<|im_end|>"), held=True)
-        async with server, alone(tmp_path, server, "main") as clients:
-            completions = clients["main"].chat.completions
-            stream = await completions.create(model="m", messages=[USER], stream=True)
-            async for chunk in stream:
-                if chunk.choices[0].delta.content:
-                    break
-            await stream.close()
-            while not server.num_left:
-                await asyncio.sleep(0.01)
-            server.go.set()
-            answer = await completions.create(model="m", messages=[USER])
-            # the token that was made stays, and the scripted server says the whole answer behind it
-            assert answer.choices[0].message.content == "o" + "one two"
-
-    play(scenario)
+async def test_client_that_hangs_up_stops_the_server(tmp_path):
+    server = CompletionsServer(lambda prompt: ids("one two<|im_end|>"), held=True)
+    async with server, alone(tmp_path, server, "main") as clients:
+        completions = clients["main"].chat.completions
+        stream = await completions.create(model="m", messages=[USER], stream=True)
+        async for chunk in stream:
+            if chunk.choices[0].delta.content:
+                break
+        await stream.close()
+        while not server.num_left:
+            await asyncio.sleep(0.01)
+        server.go.set()
+        answer = await completions.create(model="m", messages=[USER])
+        # the token that was made stays, and the scripted server says the whole answer behind it
+        assert answer.choices[0].message.content == "o" + "one two"
 
 
-def test_model_that_the_server_does_not_have_is_said(tmp_path):
-    async def scenario():
-        async with CompletionsServer(lambda prompt: [], model="served") as server:
-            model = write_byte_tokenizer(tmp_path / "model")
-            arguments = ["gateway", "--engine", server.url, "--model", str(model), "--served-as", "other", "--renderer", "qwen3"]
-            process = await asyncio.create_subprocess_exec(
-                *COMMAND, *arguments, "--out", str(tmp_path / "out"), stderr=asyncio.subprocess.PIPE
-            )
-            _, error = await process.communicate()
-            assert process.returncode == 2
-            assert b"serves served, not 'other'" in b" ".join(error.split()) and b"--served-as" in error
-
-    play(scenario)
+async def test_model_that_the_server_does_not_have_is_said(tmp_path):
+    async with CompletionsServer(lambda prompt: [], model="served") as server:
+        model = write_byte_tokenizer(tmp_path / "model")
+        arguments = ["gateway", "--engine", server.url, "--model", str(model), "--served-as", "other", "--renderer", "qwen3"]
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, *arguments, "--out", str(tmp_path / "out"), stderr=asyncio.subprocess.PIPE
+        )
+        _, error = await process.communicate()
+        assert process.returncode == 2
+        assert b"serves served, not 'other'" in b" ".join(error.split()) and b"--served-as" in error
 
 
 def test_model_without_a_known_renderer_is_refused_at_start(tmp_path):

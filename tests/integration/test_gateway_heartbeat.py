@@ -94,36 +94,29 @@ def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize("silence", [SAYS_NOTHING, HANGS_UP])
-def test_a_gateway_that_stalls_is_killed_after_three_heartbeats_and_told_again_in_its_next_life(tmp_path: Path, silence, caplog):
-    async def body():
-        async with Gateway(tmp_path, 0.05, ((silence,), (OK,))) as gateway:
-            await gateway.wait_until(lambda: len(gateway.children) == 2)
-            assert gateway.asked[0] == MISSES_UNTIL_LOST
-            assert gateway.children[0].exit_code.result() == KILLED
-            assert gateway.told == [2]
-            assert reasons(caplog)[-1].startswith("it missed its heartbeats: ")
+async def test_a_gateway_that_stalls_is_killed_after_three_heartbeats_and_told_again_in_its_next_life(
+    tmp_path: Path, silence, caplog
+):
+    async with Gateway(tmp_path, 0.05, ((silence,), (OK,))) as gateway:
+        await gateway.wait_until(lambda: len(gateway.children) == 2)
+        assert gateway.asked[0] == MISSES_UNTIL_LOST
+        assert gateway.children[0].exit_code.result() == KILLED
+        assert gateway.told == [2]
+        assert reasons(caplog)[-1].startswith("it missed its heartbeats: ")
 
-    asyncio.run(body())
 
-
-def test_only_heartbeats_that_are_missed_in_a_row_count(tmp_path: Path):
+async def test_only_heartbeats_that_are_missed_in_a_row_count(tmp_path: Path):
     almost = (HANGS_UP,) * (MISSES_UNTIL_LOST - 1)
 
-    async def body():
-        async with Gateway(tmp_path, 0.2, ((*almost, OK, *almost, OK, HANGS_UP), (OK,))) as gateway:
-            await gateway.wait_until(lambda: len(gateway.children) == 2)
-            assert gateway.asked[0] == 2 * MISSES_UNTIL_LOST + MISSES_UNTIL_LOST
-
-    asyncio.run(body())
+    async with Gateway(tmp_path, 0.2, ((*almost, OK, *almost, OK, HANGS_UP), (OK,))) as gateway:
+        await gateway.wait_until(lambda: len(gateway.children) == 2)
+        assert gateway.asked[0] == 2 * MISSES_UNTIL_LOST + MISSES_UNTIL_LOST
 
 
-def test_a_gateway_that_ends_is_started_again_before_any_heartbeat_is_due(tmp_path: Path, caplog):
-    async def body():
-        async with Gateway(tmp_path, 600.0, ((OK,), (OK,))) as gateway:
-            gateway.children[0].exit_code.set_result(CRASHED)
-            while not gateway.told:
-                await asyncio.sleep(0)
-            assert (len(gateway.children), gateway.asked) == (2, [0, 0])
-            assert reasons(caplog) == ["its process ended with 1"]
-
-    asyncio.run(body())
+async def test_a_gateway_that_ends_is_started_again_before_any_heartbeat_is_due(tmp_path: Path, caplog):
+    async with Gateway(tmp_path, 600.0, ((OK,), (OK,))) as gateway:
+        gateway.children[0].exit_code.set_result(CRASHED)
+        while not gateway.told:
+            await asyncio.sleep(0)
+        assert (len(gateway.children), gateway.asked) == (2, [0, 0])
+        assert reasons(caplog) == ["its process ended with 1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -25,18 +25,8 @@ from qwengyre.trajectory.records import CallFinished, CallStarted, TokensSampled
 pytestmark = pytest.mark.integration
 TOKEN = b"engine-token"
 USER = {"role": "user", "content": "hi"}
-
-
 DEADLINE_S = 300.0
-"""A scenario that hangs fails instead; far beyond what a busy machine needs."""
-
-
-def play(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            await scenario()
-
-    asyncio.run(bounded())
+"""Of a request to the gateway; far beyond what a busy machine needs."""
 
 
 async def grant(engine: ScriptedEngine, call: str, num_tokens: int) -> None:
@@ -113,54 +103,48 @@ def ai(process: Process, key: str, **options: object) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(api_key=key, base_url=f"http://127.0.0.1:{process.listening.port}/v1", **options)
 
 
-def test_streams_over_tcp_and_gives_the_records(tmp_path):
-    async def scenario():
-        said = "<think>\nwell\n</think>\n\nHello there<|im_end|>"
-        engine = ScriptedEngine(replies([ids(said)]), max_context_tokens=100_000)
-        async with running(tmp_path) as process, serving(engine, tmp_path) as address:
-            opened = await process.owner.open(OpenExecution("e1"))
-            await process.serve_by(address, "e1")
-            stream = await ai(process, opened.key).chat.completions.create(model="m", messages=[USER], stream=True)
-            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-            assert text == "Hello there"
-            closed = await process.owner.close_execution("e1")
-            sampled = b"".join(event.token_ids for event in closed.records if isinstance(event, TokensSampled))
-            assert list(memoryview(sampled).cast("i")) == ids(said)
-            assert (await process.owner.close_execution("e1")) == closed
-
-    play(scenario)
+async def test_streams_over_tcp_and_gives_the_records(tmp_path):
+    said = "<think>\nwell\n</think>\n\nHello there<|im_end|>"
+    engine = ScriptedEngine(replies([ids(said)]), max_context_tokens=100_000)
+    async with running(tmp_path) as process, serving(engine, tmp_path) as address:
+        opened = await process.owner.open(OpenExecution("e1"))
+        await process.serve_by(address, "e1")
+        stream = await ai(process, opened.key).chat.completions.create(model="m", messages=[USER], stream=True)
+        text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        assert text == "Hello there"
+        closed = await process.owner.close_execution("e1")
+        sampled = b"".join(event.token_ids for event in closed.records if isinstance(event, TokensSampled))
+        assert list(memoryview(sampled).cast("i")) == ids(said)
+        assert (await process.owner.close_execution("e1")) == closed
 
 
-def test_killed_gateway_continues_from_the_last_token(tmp_path):
-    async def scenario():
-        said = "one two three four five<|im_end|>"
-        engine = ScriptedEngine(replies([ids(said)]), max_context_tokens=100_000, held=True)
-        async with running(tmp_path) as process, serving(engine, tmp_path) as address:
-            opened = await process.owner.open(OpenExecution("e1"))
-            await process.serve_by(address, "e1")
-            client = ai(process, opened.key, max_retries=0)
-            stream = await client.chat.completions.create(model="m", messages=[USER], stream=True)
-            await grant(engine, "e1/c0", 7)
-            text = ""
-            async for chunk in stream:
-                text += chunk.choices[0].delta.content or ""
-                if len(text) >= len("one two"):
-                    break
-            await process.kill()
-            await process.start()
-            await process.serve_by(address, "e1")
-            await grant(engine, "e1/c1", 100)
-            answer = await ai(process, opened.key).chat.completions.create(model="m", messages=[USER])
-            assert answer.choices[0].message.content == "one two three four five"
-            closed = await process.owner.close_execution("e1")
-            starts = [event for event in closed.records if isinstance(event, CallStarted)]
-            ends = [event for event in closed.records if isinstance(event, CallFinished)]
-            assert starts[1].base == starts[0].call and starts[1].context_ids == b""
-            assert [end.abandoned for end in ends] == [True, False]
-            assert ends[0].num_sampled >= 7 and ends[0].num_sampled + ends[1].num_sampled == len(ids(said))
-            assert engine.requests[-1].sampling.first_index >= ends[0].num_sampled
-            await process.kill()
-            await process.start()
-            assert (await process.owner.close_execution("e1")) == closed
-
-    play(scenario)
+async def test_killed_gateway_continues_from_the_last_token(tmp_path):
+    said = "one two three four five<|im_end|>"
+    engine = ScriptedEngine(replies([ids(said)]), max_context_tokens=100_000, held=True)
+    async with running(tmp_path) as process, serving(engine, tmp_path) as address:
+        opened = await process.owner.open(OpenExecution("e1"))
+        await process.serve_by(address, "e1")
+        client = ai(process, opened.key, max_retries=0)
+        stream = await client.chat.completions.create(model="m", messages=[USER], stream=True)
+        await grant(engine, "e1/c0", 7)
+        text = ""
+        async for chunk in stream:
+            text += chunk.choices[0].delta.content or ""
+            if len(text) >= len("one two"):
+                break
+        await process.kill()
+        await process.start()
+        await process.serve_by(address, "e1")
+        await grant(engine, "e1/c1", 100)
+        answer = await ai(process, opened.key).chat.completions.create(model="m", messages=[USER])
+        assert answer.choices[0].message.content == "one two three four five"
+        closed = await process.owner.close_execution("e1")
+        starts = [event for event in closed.records if isinstance(event, CallStarted)]
+        ends = [event for event in closed.records if isinstance(event, CallFinished)]
+        assert starts[1].base == starts[0].call and starts[1].context_ids == b""
+        assert [end.abandoned for end in ends] == [True, False]
+        assert ends[0].num_sampled >= 7 and ends[0].num_sampled + ends[1].num_sampled == len(ids(said))
+        assert engine.requests[-1].sampling.first_index >= ends[0].num_sampled
+        await process.kill()
+        await process.start()
+        assert (await process.owner.close_execution("e1")) == closed

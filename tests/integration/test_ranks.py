@@ -29,7 +29,7 @@ from tests.contract.launchers import DEADLINE_S, spec_in
 pytestmark = pytest.mark.integration
 
 
-def test_a_rank_of_another_machine_holds_its_shard_and_takes_the_cell_along(tmp_path: Path):
+async def test_a_rank_of_another_machine_holds_its_shard_and_takes_the_cell_along(tmp_path: Path):
     model = write_tiny_qwen3(tmp_path / "tiny")
     spec = msgspec.structs.replace(
         spec_in(tmp_path), model_dir=str(model), engine=EngineConfig(), trainer=TrainerConfig(ranks=2), ranks_here=1
@@ -51,21 +51,18 @@ def test_a_rank_of_another_machine_holds_its_shard_and_takes_the_cell_along(tmp_
         idle.close()
         return await there.join("cell-0", spec, [1], at)
 
-    async def main() -> None:
-        life, [rank] = await asyncio.gather(here.launch("cell-0", spec), join())
-        for pid in (life.address.pid, rank.pid):
-            assert set(listening_hosts(pid)) == {"127.0.0.1"}, "cells of the local launcher are for this machine alone"
-        client = CellClient(life.address, spec.secret)
-        exposure = (await client.call(api.ExposeSnapshot(1, is_publish=False), api.Exposed, DEADLINE_S)).snapshot
-        carrier = TcpCarrier()
-        shards = [carrier.read(each) for each in (exposure, *exposure.others)]
-        for name, array in read_weights(model).items():
-            np.testing.assert_array_equal(np.concatenate([shard[name] for shard in shards]), array)
-        carrier.close()
-        rank.kill()
-        with pytest.raises(CellFailed):
-            await client.call(api.BeginStep(0, snapshot=None), api.Timed, DEADLINE_S)
-        assert await life.wait_end() == f"its process ended with {RANK_LOST}"
-        client.close()
-
-    asyncio.run(main())
+    life, [rank] = await asyncio.gather(here.launch("cell-0", spec), join())
+    for pid in (life.address.pid, rank.pid):
+        assert set(listening_hosts(pid)) == {"127.0.0.1"}, "cells of the local launcher are for this machine alone"
+    client = CellClient(life.address, spec.secret)
+    exposure = (await client.call(api.ExposeSnapshot(1, is_publish=False), api.Exposed, DEADLINE_S)).snapshot
+    carrier = TcpCarrier()
+    shards = [carrier.read(each) for each in (exposure, *exposure.others)]
+    for name, array in read_weights(model).items():
+        np.testing.assert_array_equal(np.concatenate([shard[name] for shard in shards]), array)
+    carrier.close()
+    rank.kill()
+    with pytest.raises(CellFailed):
+        await client.call(api.BeginStep(0, snapshot=None), api.Timed, DEADLINE_S)
+    assert await life.wait_end() == f"its process ended with {RANK_LOST}"
+    client.close()

@@ -16,7 +16,6 @@ from qwengyre.core.errors import SandboxError
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.harness import GatewayAddress
-from qwengyre.sandbox.launcher import Launcher
 from qwengyre.testing.sandbox_kit import HELLO, WAIT, Kit, calls, processes_with, spec, wait_for_the_end_of
 from tests.clock import put_forward
 
@@ -51,29 +50,27 @@ def test_everything_dies_with_the_harness(kit, start, isolation):
     assert processes_with(kit.sleep) == []
 
 
-def run_out_of_time(kit: Kit, config: HarnessConfig) -> Outcome:
+async def run_out_of_time(kit: Kit, config: HarnessConfig) -> Outcome:
     """One execution that waits until `TIMEOUT_S` have passed."""
 
-    async def use(launcher: Launcher):
+    async with kit.launcher(config) as launcher:
         running = asyncio.ensure_future(launcher.run_execution(spec(daemon(kit, stay=True)), calls(1)))
         await kit.waiting.wait()
         assert processes_with(kit.sleep)
         put_forward(TIMEOUT_S)
         return await running
 
-    return asyncio.run(kit.with_launcher(config, use))
-
 
 @pytest.mark.parametrize("isolation", ["bwrap", "none"])
-def test_a_harness_timeout_kills_all_and_scores_the_workspace(kit, start, isolation):
+async def test_a_harness_timeout_kills_all_and_scores_the_workspace(kit, start, isolation):
     config = kit.config(start, isolation=isolation, timeout_s=TIMEOUT_S, overall_timeout_s=2 * TIMEOUT_S)
-    outcome = run_out_of_time(kit, config)
+    outcome = await run_out_of_time(kit, config)
     assert (outcome.end, outcome.validity, outcome.score) == (End.HARNESS_TIMEOUT, Validity.VALID, 0.75)
     assert processes_with(kit.sleep) == []
 
 
-def test_an_overall_timeout_drops(kit, start):
-    outcome = run_out_of_time(kit, kit.config(start, timeout_s=2 * TIMEOUT_S, overall_timeout_s=TIMEOUT_S))
+async def test_an_overall_timeout_drops(kit, start):
+    outcome = await run_out_of_time(kit, kit.config(start, timeout_s=2 * TIMEOUT_S, overall_timeout_s=TIMEOUT_S))
     assert (outcome.end, outcome.validity, outcome.score, outcome.scored_state) == (
         End.OVERALL_TIMEOUT,
         Validity.DROPPED,
@@ -83,16 +80,14 @@ def test_an_overall_timeout_drops(kit, start):
     assert "overall_timeout_s" in outcome.detail and processes_with(kit.sleep) == []
 
 
-def test_cancelling_kills_everything(kit, start):
-    async def use(launcher: Launcher):
+async def test_cancelling_kills_everything(kit, start):
+    async with kit.launcher(kit.config(start)) as launcher:
         running = asyncio.ensure_future(launcher.run_execution(spec(daemon(kit, stay=True)), calls(1)))
         await kit.waiting.wait()
         assert processes_with(kit.sleep)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        return processes_with(kit.sleep), running.cancelled()
-
-    assert asyncio.run(kit.with_launcher(kit.config(start), use)) == ([], True)
+        assert (processes_with(kit.sleep), running.cancelled()) == ([], True)
     assert not list((kit.folder / "work").glob("e0*"))
 
 
@@ -104,12 +99,13 @@ from pathlib import Path
 from qwengyre.sandbox.task import load_task
 from qwengyre.testing.sandbox_kit import Kit, calls, spec
 kit = Kit(Path({str(kit.folder)!r}))
-async def use(launcher):
-    running = asyncio.ensure_future(launcher.run_execution(spec(load_task(Path({task.folder!r}))), calls(1)))
-    await kit.waiting.wait()
-    print("up", flush=True)
-    await running
-asyncio.run(kit.with_launcher(kit.config({start!r}), use))
+async def main():
+    async with kit.launcher(kit.config({start!r})) as launcher:
+        running = asyncio.ensure_future(launcher.run_execution(spec(load_task(Path({task.folder!r}))), calls(1)))
+        await kit.waiting.wait()
+        print("up", flush=True)
+        await running
+asyncio.run(main())
 """
     launcher = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout.readline() == "up\n"
@@ -126,50 +122,44 @@ def test_a_harness_that_never_calls_is_dropped_and_says_why(kit, start):
     assert "without a model call" in outcome.detail and "no model configured" in outcome.detail
 
 
-def test_thirty_executions_at_once(kit, start):
+async def test_thirty_executions_at_once(kit, start):
     code = "import os, urllib.request; urllib.request.urlopen(os.environ['OPENAI_BASE_URL']); open('hello', 'w')"
 
-    async def use(launcher: Launcher):
+    async with kit.launcher(kit.config(start)) as launcher:
         task = kit.task(code)
         async with asyncio.TaskGroup() as group:
             runs = [group.create_task(launcher.run_execution(spec(task, f"e{i:06d}-0"), calls(1))) for i in range(30)]
-        return [run.result() for run in runs]
-
-    outcomes = asyncio.run(kit.with_launcher(kit.config(start), use))
+    outcomes = [run.result() for run in runs]
     assert {(outcome.end, outcome.score) for outcome in outcomes} == {(End.EXITED, 0.75)}
     assert len({outcome.scored_state for outcome in outcomes}) == 1 and len(kit.requests) == 30
 
 
-def test_a_gateway_that_is_started_again_is_found(kit, start):
+async def test_a_gateway_that_is_started_again_is_found(kit, start):
     code = """
         urllib.request.urlopen(os.environ["OPENAI_BASE_URL"])
         open("hello", "w").close()
     """
 
-    async def use(launcher: Launcher):
+    async with kit.launcher(kit.config(start)) as launcher:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(launcher.run_execution(spec(kit.task(WAIT + textwrap.dedent(code))), calls(2)))
             await kit.waiting.wait()
-            os.unlink(launcher.gateway.socket)
-            again = await asyncio.start_unix_server(kit.answer, launcher.gateway.socket)
+            os.unlink(launcher.gateways[0].socket)
+            again = await asyncio.start_unix_server(kit.answer, launcher.gateways[0].socket)
             kit.go.set()
         again.close()
-        return running.result()
-
-    outcome = asyncio.run(kit.with_launcher(kit.config(start), use))
+    outcome = running.result()
     assert (outcome.end, outcome.score, len(kit.requests)) == (End.EXITED, 0.75, 2), outcome.detail
 
 
-def test_a_dead_zygote_is_replaced(kit):
-    async def use(launcher: Launcher):
+async def test_a_dead_zygote_is_replaced(kit):
+    async with kit.launcher(kit.config("warm")) as launcher:
         task = kit.task(HELLO)
         first = await launcher.run_execution(spec(task), calls(1))
         os.kill(launcher._warm._process.pid, signal.SIGKILL)
         while launcher._warm._control is not None:
             await asyncio.sleep(0)
-        return first, await launcher.run_execution(spec(task), calls(1))
-
-    assert {outcome.end for outcome in asyncio.run(kit.with_launcher(kit.config("warm"), use))} == {End.EXITED}
+        assert {first.end, (await launcher.run_execution(spec(task), calls(1))).end} == {End.EXITED}
 
 
 def test_a_full_disk_stops_the_run_with_a_sentence(kit, monkeypatch):
@@ -181,11 +171,9 @@ def test_a_full_disk_stops_the_run_with_a_sentence(kit, monkeypatch):
         kit.run(kit.task(HELLO))
 
 
-def test_a_sandbox_that_cannot_be_made_is_a_failed_setup(kit, start):
-    async def use(launcher: Launcher):
+async def test_a_sandbox_that_cannot_be_made_is_a_failed_setup(kit, start):
+    async with kit.launcher(kit.config(start)) as launcher:
         launcher.gateways = [GatewayAddress(str(kit.folder / "no such folder" / "harness.sock"))]
-        return await launcher.run_execution(spec(kit.task(HELLO)), calls(0))
-
-    outcome = asyncio.run(kit.with_launcher(kit.config(start), use))
+        outcome = await launcher.run_execution(spec(kit.task(HELLO)), calls(0))
     assert (outcome.end, outcome.validity, outcome.score) == (End.SETUP_FAILED, Validity.PLACEHOLDER, 0.0)
     assert "no such folder" in outcome.detail

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import textwrap
 import threading
 
@@ -10,7 +9,6 @@ import pytest
 
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.sandbox import tree
-from qwengyre.sandbox.launcher import Launcher
 from qwengyre.testing.sandbox_kit import HELLO, Kit, calls, spec
 
 pytestmark = pytest.mark.integration
@@ -136,30 +134,25 @@ def test_the_lowest_score_is_that_of_the_task(kit):
     assert kit.run(task, kit.config(evaluator_tries=1)).score == -2.0
 
 
-def test_a_scorer_that_fails_on_what_nobody_touched_but_has_scored_others_is_not_to_blame(kit):
+async def test_a_scorer_that_fails_on_what_nobody_touched_but_has_scored_others_is_not_to_blame(kit):
     """It says nothing of a workspace without an answer, in the same words each time."""
     test_sh = 'if [ -f answer ]; then echo 1 > "$VERIFIER_DIR/reward.txt"; else exit 5; fi'
 
-    async def use(launcher: Launcher):
+    async with kit.launcher(kit.config(evaluator_tries=1)) as launcher:
         outcomes = []
         for number, code in enumerate(("pass", "open('answer', 'w').close()", "pass")):
             outcomes.append(await launcher.run_execution(spec(kit.task(code, test_sh), f"e{number:06d}-0"), calls(1)))
-        return [(outcome.validity, outcome.score) for outcome in outcomes]
-
-    found = asyncio.run(kit.with_launcher(kit.config(evaluator_tries=1), use))
+        found = [(outcome.validity, outcome.score) for outcome in outcomes]
     assert found == [(Validity.DROPPED, 0.0), (Validity.VALID, 1.0), (Validity.VALID, 0.0)]
 
 
-def test_time_that_runs_out_over_a_hanging_scorer_is_no_way_out(kit):
+async def test_time_that_runs_out_over_a_hanging_scorer_is_no_way_out(kit):
     code = "open('answer.py', 'w').write('import time; time.sleep(600)')"
 
-    async def use(launcher: Launcher):
+    config = kit.config(evaluator_tries=1000, verifier_timeout_s=1.0, overall_timeout_s=20.0)
+    async with kit.launcher(config) as launcher:
         first = await launcher.run_execution(spec(kit.task("pass", OR_ZERO)), calls(1))
         second = await launcher.run_execution(spec(kit.task(code, OR_ZERO), "e000002-0"), calls(1))
-        return first, second
-
-    config = kit.config(evaluator_tries=1000, verifier_timeout_s=1.0, overall_timeout_s=20.0)
-    first, second = asyncio.run(kit.with_launcher(config, use))
     assert first.validity is Validity.VALID
     assert (second.end, second.validity, second.score) == (End.OVERALL_TIMEOUT, Validity.VALID, 0.0), second.detail
     assert "did not end within 1 s" in second.detail

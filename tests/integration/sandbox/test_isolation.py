@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from qwengyre.core.records import End, Validity
-from qwengyre.sandbox.launcher import Launcher
 from qwengyre.testing.sandbox_kit import HELLO, PROBE, SECRET, STARTS, WAIT, calls, processes_with, report, spec
 
 pytestmark = pytest.mark.integration
@@ -127,18 +126,15 @@ def test_a_program_of_a_warm_harness_cannot_reach_into_it(kit):
     assert kit.found(code, kit.config("warm")) is True
 
 
-def test_the_key_is_on_no_command_line_and_in_no_detail(kit, start):
+async def test_the_key_is_on_no_command_line_and_in_no_detail(kit, start):
     code = f"import os; print(os.environ['OPENAI_API_KEY'], flush=True)\n{HELLO}\n{WAIT}sys.exit(3)"
 
-    async def use(launcher: Launcher):
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(launcher.run_execution(spec(kit.task(code)), calls(1)))
-            await kit.waiting.wait()
-            seen = processes_with(SECRET)
-            kit.go.set()
-        return seen, running.result()
-
-    seen, outcome = asyncio.run(kit.with_launcher(kit.config(start), use))
+    async with kit.launcher(kit.config(start)) as launcher, asyncio.TaskGroup() as group:
+        running = group.create_task(launcher.run_execution(spec(kit.task(code)), calls(1)))
+        await kit.waiting.wait()
+        seen = processes_with(SECRET)
+        kit.go.set()
+    outcome = running.result()
     assert seen == [] and SECRET not in outcome.detail and "<key>" in outcome.detail
     assert (outcome.end, outcome.exit_code, outcome.score) == (End.CRASHED, 3, 0.75)
 

@@ -10,7 +10,6 @@ import pytest
 from qwengyre.core.errors import SandboxError
 from qwengyre.core.records import End
 from qwengyre.sandbox import host
-from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.limits import CGROUP_PREFIX, find_cgroup_parent
 from qwengyre.sandbox.preflight import check_harness
 from qwengyre.testing.sandbox_kit import HELLO, WAIT, calls, spec
@@ -54,21 +53,18 @@ def test_processes_are_limited_without_cgroups(kit, start, no_cgroups):
     assert kit.found(FORKS, kit.config(start, limits={"processes": 40})) == [True, 11]
 
 
-def test_two_executions_do_not_count_for_each_other_without_cgroups(kit, start, no_cgroups):
+async def test_two_executions_do_not_count_for_each_other_without_cgroups(kit, start, no_cgroups):
     """As they would if the kernel knew them as one user."""
     code = "import subprocess\nkept = [subprocess.Popen(['sleep', '600']) for _ in range(12)]\n" + HELLO + "\n"
 
-    async def use(launcher: Launcher):
-        async with asyncio.TaskGroup() as group:
-            runs = [
-                group.create_task(launcher.run_execution(spec(kit.task(code + WAIT), f"e{n:06d}-0"), calls(1))) for n in (1, 2, 3)
-            ]
-            while len(kit.requests) < 3:
-                await asyncio.sleep(0.01)
-            kit.go.set()
-        return [run.result().score for run in runs]
-
-    assert asyncio.run(kit.with_launcher(kit.config(start, limits={"processes": 24}), use)) == [0.75] * 3
+    async with kit.launcher(kit.config(start, limits={"processes": 24})) as launcher, asyncio.TaskGroup() as group:
+        runs = [
+            group.create_task(launcher.run_execution(spec(kit.task(code + WAIT), f"e{n:06d}-0"), calls(1))) for n in (1, 2, 3)
+        ]
+        while len(kit.requests) < 3:
+            await asyncio.sleep(0.01)
+        kit.go.set()
+    assert [run.result().score for run in runs] == [0.75] * 3
 
 
 @pytest.mark.parametrize("limits", [{"best_effort": False}])

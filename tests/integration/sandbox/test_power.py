@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from qwengyre.sandbox.isolation import interpreter
-from qwengyre.sandbox.launcher import Launcher
 from qwengyre.testing.sandbox_kit import HELLO, SCORE_HELLO, WAIT, calls, spec
 
 pytestmark = pytest.mark.integration
@@ -89,23 +88,19 @@ def test_a_flood_of_output_is_bounded_and_its_end_is_kept(kit, start):
     assert 2**24 < log.stat().st_size < 2**24 + 4096 and b"bytes left out" in log.read_bytes()
 
 
-def test_each_sandbox_of_root_is_a_user_that_owns_nothing(kit, start):
+async def test_each_sandbox_of_root_is_a_user_that_owns_nothing(kit, start):
     """A normal user's sandbox is that user, without power."""
 
-    async def use(launcher: Launcher):
-        async with asyncio.TaskGroup() as group:
-            runs = [
-                group.create_task(launcher.run_execution(spec(kit.task(HELLO + "\n" + WAIT), f"e{n:06d}-0"), calls(1)))
-                for n in (1, 2)
-            ]
-            while len(kit.requests) < 2:
-                await asyncio.sleep(0.01)
-            found = users_of_sandboxes()
-            kit.go.set()
-        return found, [run.result().score for run in runs]
-
-    users, scores = asyncio.run(kit.with_launcher(kit.config(start), use))
-    assert scores == [0.75, 0.75]
+    async with kit.launcher(kit.config(start)) as launcher, asyncio.TaskGroup() as group:
+        runs = [
+            group.create_task(launcher.run_execution(spec(kit.task(HELLO + "\n" + WAIT), f"e{n:06d}-0"), calls(1)))
+            for n in (1, 2)
+        ]
+        while len(kit.requests) < 2:
+            await asyncio.sleep(0.01)
+        users = users_of_sandboxes()
+        kit.go.set()
+    assert [run.result().score for run in runs] == [0.75, 0.75]
     if os.geteuid():
         assert users == {os.geteuid()}
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 
@@ -17,13 +16,11 @@ from qwengyre.testing.sandbox_kit import HELLO
 pytestmark = pytest.mark.integration
 
 
-def test_a_socket_beside_others_is_refused(kit):
-    async def use(launcher: Launcher):
+async def test_a_socket_beside_others_is_refused(kit):
+    async with kit.launcher(kit.config()) as launcher:
         (Path(launcher.gateways[0].socket).parent / "control.sock").touch()
-        Launcher(launcher.config, launcher.gateways, work=kit.folder / "work2", failed=kit.folder / "failed2")
-
-    with pytest.raises(SandboxError, match=r"also holds control\.sock"):
-        asyncio.run(kit.with_launcher(kit.config(), use))
+        with pytest.raises(SandboxError, match=r"also holds control\.sock"):
+            Launcher(launcher.config, launcher.gateways, work=kit.folder / "work2", failed=kit.folder / "failed2")
 
 
 @pytest.mark.parametrize(

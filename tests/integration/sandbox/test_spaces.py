@@ -11,7 +11,6 @@ import pytest
 from qwengyre.core.errors import SandboxError
 from qwengyre.core.records import End, Validity
 from qwengyre.sandbox import spaces
-from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.preflight import check_harness
 from qwengyre.testing.sandbox_kit import HELLO, calls, spec
 
@@ -102,8 +101,8 @@ def test_a_scorer_is_bounded_too(kit, monkeypatch):
         assert kit.run(kit.task(HELLO, f"{script}\n{judge}\n"), kit.config(limits=LIMITS)).score == 1.0
 
 
-def test_nothing_stays_of_a_space(kit, start):
-    async def use(launcher: Launcher):
+async def test_nothing_stays_of_a_space(kit, start):
+    async with kit.launcher(kit.config(start)) as launcher:
         for number in range(3):
             await launcher.run_execution(
                 spec(kit.task(f"{HELLO}\nopen('x', 'wb').write(bytes(2**20))"), f"e{number:06d}-0"), calls(1)
@@ -112,13 +111,12 @@ def test_nothing_stays_of_a_space(kit, start):
         with open(f"/proc/{mounter}/mountinfo") as mounts:
             here = [line for line in mounts if str(kit.folder) in line]
         fds = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")]
-        return here, [fd for fd in fds if spaces.MOUNT_POINT in fd], list((kit.folder / "work").glob("e0*"))
+        assert here == [] and [fd for fd in fds if spaces.MOUNT_POINT in fd] == []
+        assert list((kit.folder / "work").glob("e0*")) == []
 
-    assert asyncio.run(kit.with_launcher(kit.config(start), use)) == ([], [], [])
 
-
-def test_the_machine_sees_no_mount_and_the_mounter_may_die(kit, start):
-    async def use(launcher: Launcher):
+async def test_the_machine_sees_no_mount_and_the_mounter_may_die(kit, start):
+    async with kit.launcher(kit.config(start)) as launcher:
         task = kit.task(f"{HELLO}\nimport time\nwhile not __import__('os').path.exists('go'): time.sleep(0.01)")
         async with asyncio.TaskGroup() as group:
             running = group.create_task(launcher.run_execution(spec(task, "e000001-0"), calls(1)))
@@ -131,9 +129,7 @@ def test_the_machine_sees_no_mount_and_the_mounter_may_die(kit, start):
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             (space.workspace / "go").touch()
         assert running.result().score == 0.75, running.result().detail
-        return (await launcher.run_execution(spec(kit.task(HELLO), "e000002-0"), calls(1))).score
-
-    assert asyncio.run(kit.with_launcher(kit.config(start), use)) == 0.75
+        assert (await launcher.run_execution(spec(kit.task(HELLO), "e000002-0"), calls(1))).score == 0.75
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from qwengyre.sandbox.launcher import Launcher
 from qwengyre.testing.sandbox_kit import HELLO, SECRET, WAIT, calls, spec
 
 pytestmark = pytest.mark.integration
@@ -25,17 +24,13 @@ def test_no_variable_of_a_task_reaches_a_program_of_the_host(kit, start):
     assert list(kit.folder.glob("trace*")) == []
 
 
-def test_bubblewrap_has_no_variable_and_no_option_of_a_task(kit, start):
-    async def use(launcher: Launcher):
-        async with asyncio.TaskGroup() as group:
-            task = msgspec.structs.replace(kit.task(HELLO + "\n" + WAIT), agent_env={"COLOR": "quite-red"})
-            group.create_task(launcher.run_execution(spec(task), calls(1)))
-            await kit.waiting.wait()
-            found = [(read(pid, "environ"), read(pid, "cmdline")) for pid in own_bubblewraps()]
-            kit.go.set()
-        return found
-
-    found = asyncio.run(kit.with_launcher(kit.config(start), use))
+async def test_bubblewrap_has_no_variable_and_no_option_of_a_task(kit, start):
+    async with kit.launcher(kit.config(start)) as launcher, asyncio.TaskGroup() as group:
+        task = msgspec.structs.replace(kit.task(HELLO + "\n" + WAIT), agent_env={"COLOR": "quite-red"})
+        group.create_task(launcher.run_execution(spec(task), calls(1)))
+        await kit.waiting.wait()
+        found = [(read(pid, "environ"), read(pid, "cmdline")) for pid in own_bubblewraps()]
+        kit.go.set()
     assert found and all(environ == b"" and b"quite-red" not in cmdline for environ, cmdline in found)
 
 

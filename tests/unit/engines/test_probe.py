@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,7 +93,7 @@ def test_ruined_weights_are_served_as_they_are(logprob: float):
     assert not probe.is_telling and probe.refusal([-3e6], "float32") == ""
 
 
-def test_an_engine_that_keeps_an_old_matrix_ends(tmp_path: Path, carrier: ShmCarrier, monkeypatch: pytest.MonkeyPatch):
+async def test_an_engine_that_keeps_an_old_matrix_ends(tmp_path: Path, carrier: ShmCarrier, monkeypatch: pytest.MonkeyPatch):
     model_dir = folder_of("llama", tmp_path)
     trainer = Trainer(model_dir, TrainerConfig(), carrier)
     old = {name: array.copy() for name, array in trainer.published().items()}
@@ -106,17 +105,14 @@ def test_an_engine_that_keeps_an_old_matrix_ends(tmp_path: Path, carrier: ShmCar
         name = "model.layers.1.mlp.down_proj.weight"
         honest(self, parameters | {name: old[name]})
 
-    async def body() -> None:
-        engine = EmbeddedEngine(model_dir, carrier, CONFIG)
-        monkeypatch.setattr(GeneralWeights, "load", forgetful)
-        with pytest.raises(EngineError, match="does not compute with the weights of version 1"):
-            await engine.update_weights(snapshot, 1)
-        with pytest.raises(EngineUnavailable):
-            await contract.collect(engine.generate(contract.request("a")))
-        assert "does not compute" in engine.stats().failure
-        await engine.close()
-
-    asyncio.run(body())
+    engine = EmbeddedEngine(model_dir, carrier, CONFIG)
+    monkeypatch.setattr(GeneralWeights, "load", forgetful)
+    with pytest.raises(EngineError, match="does not compute with the weights of version 1"):
+        await engine.update_weights(snapshot, 1)
+    with pytest.raises(EngineUnavailable):
+        await contract.collect(engine.generate(contract.request("a")))
+    assert "does not compute" in engine.stats().failure
+    await engine.close()
 
 
 def test_a_snapshot_in_a_file_keeps_its_probe_and_is_a_model_s_weights_for_anybody_else(tmp_path: Path, carrier: ShmCarrier):

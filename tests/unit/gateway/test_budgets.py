@@ -120,7 +120,7 @@ def test_a_request_gives_back_what_it_took_however_it_ends():
     assert (budget.num_requests, budget.body_bytes) == (0, 0)
 
 
-def test_who_keeps_the_loop_busy_pauses_and_who_does_not_never_does(monkeypatch):
+async def test_who_keeps_the_loop_busy_pauses_and_who_does_not_never_does(monkeypatch):
     now, busy, pauses = [0.0], [0.0], []
 
     async def sleep(seconds):
@@ -140,79 +140,65 @@ def test_who_keeps_the_loop_busy_pauses_and_who_does_not_never_does(monkeypatch)
                         busy[0] += cost / 2
         return list(pauses)
 
-    assert asyncio.run(pauses_of(FREE_S * 0.99, 10_000)) == []
-    assert asyncio.run(pauses_of(2 * FREE_S, int(BURST_S / FREE_S / 2))) == []
+    assert await pauses_of(FREE_S * 0.99, 10_000) == []
+    assert await pauses_of(2 * FREE_S, int(BURST_S / FREE_S / 2)) == []
     began = now[0]
-    assert sum(asyncio.run(pauses_of(0.1, 110))) == pytest.approx((110 * 0.1 - BURST_S) / SHARE, rel=0.02)
+    assert sum(await pauses_of(0.1, 110)) == pytest.approx((110 * 0.1 - BURST_S) / SHARE, rel=0.02)
     assert now[0] - began == pytest.approx((110 * 0.1 - BURST_S) / SHARE, rel=0.02)
 
 
 @pytest.mark.parametrize("is_valid", [True, False])
-def test_a_large_body_is_read_beside_the_event_loop(bench, monkeypatch, is_valid):
+async def test_a_large_body_is_read_beside_the_event_loop(bench, monkeypatch, is_valid):
     """A refused one too, which is read again for halves of characters."""
     threads = []
     monkeypatch.setattr(app, "mended", lambda body: (threads.append(threading.current_thread()), (body, 0))[1])
 
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
-            parse = MessagesDialect.parse
-            monkeypatch.setattr(
-                MessagesDialect, "parse", lambda *given: (threads.append(threading.current_thread()), parse(*given))[1]
-            )
-            padding = b" " * app.LARGE_BODY_BYTES
-            answer = await post(bench, execution, COUNT, padding + (body() if is_valid else b"{")).finish()
-            assert answer.status == (200 if is_valid else 400)
-
-    asyncio.run(scenario())
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        parse = MessagesDialect.parse
+        monkeypatch.setattr(
+            MessagesDialect, "parse", lambda *given: (threads.append(threading.current_thread()), parse(*given))[1]
+        )
+        padding = b" " * app.LARGE_BODY_BYTES
+        answer = await post(bench, execution, COUNT, padding + (body() if is_valid else b"{")).finish()
+        assert answer.status == (200 if is_valid else 400)
     assert len(threads) == (1 if is_valid else 2) and threading.main_thread() not in threads
 
 
-def test_many_short_turns_are_rendered_beside_the_event_loop(bench):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
-            many = [{"role": ("user", "assistant")[n % 2], "content": "a"} for n in range(801)]
-            data = json.dumps({"messages": many, "max_tokens": 9}).encode()
-            request = MessagesDialect().parse(data, execution.session.items)
-            assert execution.session.has_much_to_encode(request, execution.session.match(request))
-
-    asyncio.run(scenario())
+async def test_many_short_turns_are_rendered_beside_the_event_loop(bench):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        many = [{"role": ("user", "assistant")[n % 2], "content": "a"} for n in range(801)]
+        data = json.dumps({"messages": many, "max_tokens": 9}).encode()
+        request = MessagesDialect().parse(data, execution.session.items)
+        assert execution.session.has_much_to_encode(request, execution.session.match(request))
 
 
-def test_what_is_recorded_of_an_execution_is_bounded_also_over_a_restart(bench):
+async def test_what_is_recorded_of_an_execution_is_bounded_also_over_a_restart(bench):
     config = bench.gateway.config = GatewayConfig(max_journal_bytes_per_execution=2000)
 
-    async def scenario():
-        async with bench.running():
-            greedy = await bench.open("e1", engine=bench.says(*["ok<|im_end|>"] * 50))
-            other = await bench.open("e2")
-            other.route.set("cell-0")
-            answers = [await post(bench, greedy, PATH, body(f"{number}" * 20)).finish() for number in range(20)]
-            assert answers[0].status == 200 and answers[-1].status == 403
-            assert b"max_journal_bytes_per_execution" in answers[-1].body
-            assert (await post(bench, other, PATH, body()).finish()).status == 200
-        again = type(bench)(bench.rendering, bench.folder, config)
-        with pytest.raises(InvalidRequest, match="max_journal_bytes"):
-            again.gateway.executions["e1"].budget.check_journal()
-        again.gateway.executions["e2"].budget.check_journal()
-        again.journal.close()
-
-    asyncio.run(scenario())
+    async with bench.running():
+        greedy = await bench.open("e1", engine=bench.says(*["ok<|im_end|>"] * 50))
+        other = await bench.open("e2")
+        other.route.set("cell-0")
+        answers = [await post(bench, greedy, PATH, body(f"{number}" * 20)).finish() for number in range(20)]
+        assert answers[0].status == 200 and answers[-1].status == 403
+        assert b"max_journal_bytes_per_execution" in answers[-1].body
+        assert (await post(bench, other, PATH, body()).finish()).status == 200
+    again = type(bench)(bench.rendering, bench.folder, config)
+    with pytest.raises(InvalidRequest, match="max_journal_bytes"):
+        again.gateway.executions["e1"].budget.check_journal()
+    again.gateway.executions["e2"].budget.check_journal()
+    again.journal.close()
 
 
 @pytest.mark.parametrize("stops", [["x" * 5000], ["y" * 300] * 16])
-def test_stop_strings_are_bounded_together(bench, stops):
-    async def scenario():
-        async with bench.running():
-            execution = await bench.open(engine=bench.says("ok<|im_end|>"))
-            data = json.dumps(
-                {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stop_sequences": stops}
-            ).encode()
-            answer = await post(bench, execution, PATH, data).finish()
-            assert answer.status == 400 and b"4096 characters" in answer.body
-
-    asyncio.run(scenario())
+async def test_stop_strings_are_bounded_together(bench, stops):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        data = json.dumps({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "stop_sequences": stops}).encode()
+        answer = await post(bench, execution, PATH, data).finish()
+        assert answer.status == 400 and b"4096 characters" in answer.body
 
 
 def test_a_budget_that_no_body_fits_is_refused():

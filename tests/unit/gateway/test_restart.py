@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -34,7 +33,7 @@ async def ask(bench: Bench, execution, history: list) -> dict:
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["one process", "restarted"])
 @pytest.mark.parametrize("name", ANSWER_FORMATS)
-def test_the_next_turn_extends_the_answer(tmp_path: Path, name: str, restarts: bool):
+async def test_the_next_turn_extends_the_answer(tmp_path: Path, name: str, restarts: bool):
     rendering = Rendering.from_folder(write_renderer_model(tmp_path / "model", name), {"name": name})
     said = ANSWER_FORMATS[name].write(text="" if name == "llama-3" else "Look.", calls=(("run", ARGUMENTS),))
     prompt = rendering.tokenizer.decode(rendering.render([Turn(role="user", text="go")], [TOOL]).tolist())
@@ -62,4 +61,4 @@ def test_the_next_turn_extends_the_answer(tmp_path: Path, name: str, restarts: b
             await ask(again, execution, history)
             return [call.started.cause for call in execution.session.calls]
 
-    assert asyncio.run(scenario()) == ["root", "rerendered" if name in RENDERED_ANEW else "extends"]
+    assert await scenario() == ["root", "rerendered" if name in RENDERED_ANEW else "extends"]

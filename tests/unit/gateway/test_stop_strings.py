@@ -141,7 +141,7 @@ async def test_a_client_that_hangs_up_never_saw_what_may_have_become_a_stop_stri
         assert trained(bench, calls) == [SEEN, ""], "what the retry masks was sampled by the call before it"
 
 
-def test_a_restarted_gateway_still_knows_an_answer_that_a_stop_string_ended(model, tmp_path):
+async def test_a_restarted_gateway_still_knows_an_answer_that_a_stop_string_ended(model, tmp_path):
     def bench():
         return Bench(qwen3_that_keeps_reasoning(model), tmp_path, GatewayConfig(max_context_tokens=100_000))
 
@@ -161,11 +161,11 @@ def test_a_restarted_gateway_still_knows_an_answer_that_a_stop_string_ended(mode
             assert (calls[1].started.cause, "made-up" in prompt(bench, calls, 1)) == ("extends", False)
             assert trained(bench, calls) == [SEEN, GOES_ON]
 
-    text = asyncio.run(begin_run(bench()))
-    asyncio.run(go_on(bench(), text))
+    text = await begin_run(bench())
+    await go_on(bench(), text)
 
 
-def test_a_gateway_killed_in_mid_answer_masks_what_came_after_the_stop_string(model, tmp_path):
+async def test_a_gateway_killed_in_mid_answer_masks_what_came_after_the_stop_string(model, tmp_path):
     """The end of the call was never journalled, its tokens were."""
 
     def bench():
@@ -193,8 +193,8 @@ def test_a_gateway_killed_in_mid_answer_masks_what_came_after_the_stop_string(mo
             (ended,) = [call.finished for call in bench.gateway.executions["e000001-0"].session.calls]
             assert ended.num_seen == len(bench.ids(SEEN)) and ended.num_masked == ended.num_sampled - ended.num_seen
 
-    asyncio.run(begin_run(bench()))
-    asyncio.run(look(bench()))
+    await begin_run(bench())
+    await look(bench())
 
 
 class PlainParser:

@@ -94,39 +94,30 @@ async def settle(tuning: Tuning) -> None:
     await asyncio.gather(tuning._planning, return_exceptions=True)
 
 
-def test_a_plan_comes_from_a_process_of_its_own():
+async def test_a_plan_comes_from_a_process_of_its_own():
     adopted: list[Replanned] = []
 
-    async def run() -> None:
-        steps = Steps(adopted)
-        await steps.first_step()
-        await settle(steps.tuning)
-
-    asyncio.run(run())
+    steps = Steps(adopted)
+    await steps.first_step()
+    await settle(steps.tuning)
     assert len(adopted) == 1 and adopted[0].dispatch_depth > 0
 
 
 @pytest.mark.parametrize("module", ["qwengyre.sim.no_such_module", "json.tool"])
-def test_a_plan_that_fails_is_logged_and_the_run_goes_on(module: str, monkeypatch, caplog):
+async def test_a_plan_that_fails_is_logged_and_the_run_goes_on(module: str, monkeypatch, caplog):
     adopted: list[Replanned] = []
     real = tuning.tethered
     monkeypatch.setattr(tuning, "tethered", lambda name, arguments: real(module, arguments))
 
-    async def run() -> None:
-        steps = Steps(adopted)
-        await steps.first_step()
-        await settle(steps.tuning)
-
-    asyncio.run(run())
+    steps = Steps(adopted)
+    await steps.first_step()
+    await settle(steps.tuning)
     assert not adopted and "plan_failed" in caplog.text
 
 
-def test_a_run_that_ends_gives_up_its_plan():
-    async def run() -> bool:
-        steps = Steps([])
-        await steps.first_step()
-        steps.tuning.stop()
-        await settle(steps.tuning)
-        return steps.tuning._planning.cancelled()
-
-    assert asyncio.run(run())
+async def test_a_run_that_ends_gives_up_its_plan():
+    steps = Steps([])
+    await steps.first_step()
+    steps.tuning.stop()
+    await settle(steps.tuning)
+    assert steps.tuning._planning.cancelled()
