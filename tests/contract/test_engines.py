@@ -278,11 +278,7 @@ async def test_a_call_moves_with_its_kv_and_goes_on_as_if_nothing_had_happened(m
     source, destination = await model_bench.engine(), await model_bench.engine()
     whole = request("a", prompt=50, max_tokens=150)
     expected = tokens_of(await collect((await model_bench.engine()).generate(whole)))
-    async with aclosing(source.generate(whole)) as stream:
-        chunks = [await anext(stream)]
-        await source.abort([named("a")])
-        chunks += [chunk async for chunk in stream]
-    done = tokens_of(chunks)
+    done = tokens_of(await collect(source.generate(request("a", prompt=50, max_tokens=60))))
     handle = await source.export_kv(continued("b", whole, done).token_ids)
     assert handle is not None
     await model_bench.cell(source).offload()
