@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import nullcontext
-from multiprocessing.connection import Listener
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,9 @@ from qwengyre.trainer.trainer import Trainer
 pytestmark = pytest.mark.integration
 NUM_CELLS, NUM_EXECUTIONS = 4, 8
 SECRET = b"secret"
+DEADLINE_S = 300.0
+"""Nobody is missing: only a fault comes to it. Where somebody is, `DEATH_S` is waited for."""
+DEATH_S = 20.0
 BOUNDS = {"float32": 1e-4, "float64": 1e-9, "bfloat16": 1e-4}
 """Largest relative L2 difference of a sum or an update. In bfloat16 it is that of float32: whichever cell computes a micro-step rounds its
 gradient alike, and sums, moments and the weights that are updated are in float32. Only the order of those sums differs."""
@@ -36,6 +39,7 @@ class Cells:
 
     def __init__(
         self,
+        forks: Connection,
         folder: Path,
         dtype: str,
         num_processes: int = NUM_CELLS,
@@ -46,12 +50,11 @@ class Cells:
     ):
         torch.set_num_threads(1)
         (model or tiny_qwen3()).save_pretrained(folder / "model")
-        script, prefix = Path(__file__).with_name("trainer_process.py"), f"qgt{secrets.token_hex(3)}"
         self.folder, self.membership, self.bound = folder, 0, BOUNDS[dtype]
         self.store = KeyStore("127.0.0.1", SECRET)
         with Listener(str(folder / "control"), "AF_UNIX") as listener:
-            command = [sys.executable, str(script), str(folder / "control"), str(folder / "model"), prefix, dtype]
-            self.process = subprocess.Popen([*command, *map(str, (num_processes, ranks_per_cell, chunk_tokens, lora_rank))])
+            names = (str(folder / "control"), str(folder / "model"), f"qgt{secrets.token_hex(3)}", dtype)
+            forks.send((*names, num_processes, ranks_per_cell, chunk_tokens, lora_rank))
             accepted = [listener.accept() for _ in range(num_processes)]
         by_cell = {connection.recv(): connection for connection in accepted}
         self.pids = [pid for _, pid in sorted(by_cell)]
@@ -70,14 +73,14 @@ class Cells:
     def call_all(self, cells, method, *args):
         return self.together(cells, method, lambda cell: args)
 
-    def connect(self):
+    def connect(self, timeout_s=DEADLINE_S):
         """A new membership of the cells in `order`."""
         self.membership += 1
-        args_of = lambda cell: (self.member(self.order.index(cell), len(self.order)), SECRET)  # noqa: E731
+        args_of = lambda cell: (self.member(self.order.index(cell), len(self.order), timeout_s), SECRET)  # noqa: E731
         assert self.together(self.order, "connect", args_of) == [None] * len(self.order)
 
-    def member(self, rank, world):
-        return Membership(self.membership, rank, world, self.store.address, 20.0)
+    def member(self, rank, world, timeout_s=DEADLINE_S):
+        return Membership(self.membership, rank, world, self.store.address, timeout_s)
 
     def kill(self, cell):
         self.order.remove(cell)
@@ -88,15 +91,33 @@ class Cells:
     def close(self):
         for cell in self.order:
             self.connections[cell].send(None)
-        self.process.wait()
+        for cell in self.order:
+            with pytest.raises(EOFError):
+                self.connections[cell].recv()
         self.store.close()
 
 
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory):
+    """What starts the trainers of every test here."""
+    address = str(tmp_path_factory.mktemp("forks") / "control")
+    with Listener(address, "AF_UNIX") as listener:
+        process = subprocess.Popen([sys.executable, Path(__file__).with_name("trainer_process.py"), address])
+        connection = listener.accept()
+    yield connection
+    connection.send(None)
+    process.wait()
+
+
+def four_cells(forks, folder, kind):
+    """In a dtype, or with adapters in float32."""
+    has_adapters = kind == "adapters"
+    return Cells(forks, folder, "float32" if has_adapters else kind, lora_rank=4 if has_adapters else 0)
+
+
 @pytest.fixture(scope="module", params=[*BOUNDS, "adapters"])
-def cells(request, tmp_path_factory):
-    """In each dtype, and with adapters in float32."""
-    folder, has_adapters = tmp_path_factory.mktemp("cells"), request.param == "adapters"
-    cells = Cells(folder, "float32" if has_adapters else request.param, lora_rank=4 if has_adapters else 0)
+def cells(request, forks, tmp_path_factory):
+    cells = four_cells(forks, tmp_path_factory.mktemp("cells"), request.param)
     cells.start = cells.call(0, "weights")
     cells.connect()
     yield cells
@@ -153,7 +174,12 @@ def test_one_two_three_and_four_cells_and_joins_in_mid_step_agree(cells):
     assert np.array_equal(run_step(cells, [0] * NUM_EXECUTIONS)[1], update), "one cell alone is bitwise deterministic"
 
 
-def test_member_that_dies_leaves_the_core_s_sums_unharmed_and_the_rest_goes_on(cells):
+@pytest.mark.parametrize("kind", ["bfloat16", "adapters"])
+def test_member_that_dies_leaves_the_core_s_sums_unharmed_and_the_rest_goes_on(forks, tmp_path, kind):
+    """In the type that has the most to lose (weights, master weights and sums are three arrays of two types), and with adapters."""
+    cells = four_cells(forks, tmp_path, kind)
+    cells.start = cells.call(0, "weights")
+    cells.connect(DEATH_S)
     sums, update = run_step(cells, [0] * NUM_EXECUTIONS)
     steps = micro_steps()
     cells.call(0, "start_over", cells.start)
@@ -180,15 +206,16 @@ def test_member_that_dies_leaves_the_core_s_sums_unharmed_and_the_rest_goes_on(c
     for cell in cells.order[1:]:
         cells.call(cell, "offload")
     assert distance(run_step(cells, [0, 1, 3, 0, 1, 3, 0, 1])[0], sums) <= cells.bound
+    cells.close()
 
 
 @pytest.mark.parametrize(("dtype", "chunk_tokens"), [("float32", 8192), ("float64", 20)])
-def test_two_cells_of_two_ranks_agree_with_one_process(tmp_path, dtype, chunk_tokens):
+def test_two_cells_of_two_ranks_agree_with_one_process(forks, tmp_path, dtype, chunk_tokens):
     """FSDP2 inside the cells; shard r of the satellite is summed to shard r of the core and read from its rank r.
 
     With few tokens to a chunk, ranks have very different numbers of chunks; one of them has nothing in one micro-step.
     """
-    cells = Cells(tmp_path, dtype, num_processes=4, ranks_per_cell=2, chunk_tokens=chunk_tokens)
+    cells = Cells(forks, tmp_path, dtype, num_processes=4, ranks_per_cell=2, chunk_tokens=chunk_tokens)
     core, satellite, everyone = (0, 1), (2, 3), (0, 1, 2, 3)
     cells.together(everyone, "connect", lambda p: (cells.member(p // 2, 2), SECRET, p % 2))
     snapshots = cells.together(core, "expose", lambda p: (0,))
@@ -235,10 +262,10 @@ def test_two_cells_of_two_ranks_agree_with_one_process(tmp_path, dtype, chunk_to
         ("qwen3-moe", 4, "float32", 8192),
     ],
 )
-def test_hybrids_and_mixtures_in_a_cell_of_ranks_agree_with_one_process(tmp_path, family, num_ranks, dtype, chunk_tokens):
+def test_hybrids_and_mixtures_in_a_cell_of_ranks_agree_with_one_process(forks, tmp_path, family, num_ranks, dtype, chunk_tokens):
     """States of recurrent layers go from chunk to chunk, and their gradients back, inside layers that FSDP2 gathers and frees."""
     model = tiny_qwen3_moe() if family == "qwen3-moe" else tiny_hybrid(family)
-    cells = Cells(tmp_path, dtype, num_ranks, num_ranks, chunk_tokens, model)
+    cells = Cells(forks, tmp_path, dtype, num_ranks, num_ranks, chunk_tokens, model)
     ranks, executions = range(num_ranks), [e for step in micro_steps() for e in step.executions]
     claims = [micro_step(f"m{number}", 0, *part) for number, part in enumerate((executions[:5], executions[5:]))]
     cells.call_all(ranks, "begin_step", 0)
@@ -261,8 +288,8 @@ def test_hybrids_and_mixtures_in_a_cell_of_ranks_agree_with_one_process(tmp_path
     assert distance(change, _joined([alone.whole_weights()]) - _joined([before])) <= BOUNDS[dtype]
 
 
-def test_what_one_rank_refuses_all_refuse_and_the_cell_goes_on(tmp_path):
-    cells = Cells(tmp_path, "float32", num_processes=2, ranks_per_cell=2, chunk_tokens=16)
+def test_what_one_rank_refuses_all_refuse_and_the_cell_goes_on(forks, tmp_path):
+    cells = Cells(forks, tmp_path, "float32", num_processes=2, ranks_per_cell=2, chunk_tokens=16)
     ranks = (0, 1)
     good, other = (e for step in micro_steps()[:2] for e in step.executions)
     broken = msgspec.structs.replace(

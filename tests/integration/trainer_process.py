@@ -1,19 +1,22 @@
-"""Trainers of cells: `python trainer_process.py ADDRESS MODEL_DIR PREFIX DTYPE NUM_PROCESSES RANKS_PER_CELL CHUNK_TOKENS LORA_RANK`.
+"""Trainers of cells: `python trainer_process.py ADDRESS` imports once, which takes longer than any test, and forks at each request.
 
-Imports once, then forks (nothing has started a thread yet). Each process says (index, pid), then answers (method, args)
-until it is told to stop.
+A request names the processes of one test; each of them says (index, pid), then answers (method, args) until it is told to stop. What
+forks starts no thread and loads no model.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from multiprocessing.connection import Client
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from transformers import Qwen3ForCausalLM  # noqa: F401  imported before the fork, once
+import torch.distributed.fsdp  # before the fork, once, as are the models
+from transformers import Qwen3_5ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, Qwen3NextForCausalLM  # noqa: F401
 
 from qwengyre.core.errors import QwenGyreError
 from qwengyre.testing.training import InDouble
@@ -24,18 +27,32 @@ from qwengyre.trainer.trainer import Trainer
 from qwengyre.transfer.shm import ShmCarrier
 
 
+class Asked(NamedTuple):
+    address: str
+    """Where the processes say who they are."""
+    model_dir: str
+    prefix: str
+    """Of their shared memory."""
+    dtype: str
+    num_processes: int
+    ranks_per_cell: int
+    chunk_tokens: int
+    lora_rank: int
+    """0: all weights are trained."""
+
+
 class Cell:
-    def __init__(self, model_dir: Path, prefix: str, ranks: Alone | Ranks, dtype: str, chunk_tokens: int, lora: int):
+    def __init__(self, asked: Asked, ranks: Alone | Ranks):
         torch.set_num_threads(1)
         config = TrainerConfig(
             learning_rate=0.01,
             clip_low=0.999,
             clip_high=1e6,
-            chunk_tokens=chunk_tokens,
-            dtype=dtype,
-            lora=LoraConfig(rank=lora),
+            chunk_tokens=asked.chunk_tokens,
+            dtype=asked.dtype,
+            lora=LoraConfig(rank=asked.lora_rank),
         )
-        self.trainer = Trainer(model_dir, config, ShmCarrier(prefix), ranks)
+        self.trainer = Trainer(Path(asked.model_dir), config, ShmCarrier(asked.prefix), ranks)
         self.members: Members | None = None
         self.sum: torch.Tensor | None = None
 
@@ -82,33 +99,33 @@ def ranks_of(model_dir: str, index: int, per_cell: int) -> Alone | Ranks:
     return Ranks()
 
 
-def serve(address: str, model_dir: str, prefix: str, index: int, kind: tuple[str, int, int, int]) -> None:
-    dtype, per_cell, chunk_tokens, lora = kind
-    if dtype == "float64":
+def serve(asked: Asked, index: int) -> None:
+    if asked.dtype == "float64":
         InDouble().__enter__()  # for the life of this process
-    cell = Cell(Path(model_dir), prefix, ranks_of(model_dir, index, per_cell), dtype, chunk_tokens, lora)
-    with Client(address, "AF_UNIX") as connection:
+    cell = Cell(asked, ranks_of(asked.model_dir, index, asked.ranks_per_cell))
+    with Client(asked.address, "AF_UNIX") as connection:
         connection.send((index, os.getpid()))
-        while (order := connection.recv()) is not None:
-            method, args = order
+        while (request := connection.recv()) is not None:
+            method, args = request
             try:
-                answer = getattr(cell, method, None) or getattr(cell.trainer, method)
-                connection.send(answer(*args))
+                called = getattr(cell, method, None) or getattr(cell.trainer, method)
+                connection.send(called(*args))
             except QwenGyreError as error:
                 connection.send(f"{type(error).__name__}: {error}")
         cell.trainer.carrier.close()
 
 
-def main(address: str, model_dir: str, prefix: str, dtype: str, *numbers: str) -> None:
-    num_processes, *sizes = map(int, numbers)
-    children = []
-    for index in range(num_processes):
-        if (pid := os.fork()) == 0:
-            serve(address, model_dir, prefix, index, (dtype, *sizes))
-            os._exit(0)
-        children.append(pid)
-    for pid in children:
-        os.waitpid(pid, 0)
+def main(address: str) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for what is forked: its connections say when it ends
+    with Client(address, "AF_UNIX") as connection:
+        while (request := connection.recv()) is not None:
+            asked = Asked(*request)
+            for index in range(asked.num_processes):
+                if os.fork() == 0:
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    connection.close()
+                    serve(asked, index)
+                    os._exit(0)
 
 
 if __name__ == "__main__":
