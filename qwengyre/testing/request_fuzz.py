@@ -32,7 +32,7 @@ REQUESTS_PER_ENGINE: Final = 50
 SETTINGS: Final = {"name": "qwen3", "enable_thinking": True, "thinking_retention": "all"}
 
 
-class Said(msgspec.Struct, frozen=True):
+class RandomCompletion(msgspec.Struct, frozen=True):
     """What the policy says, and what a client is to hear of it when nothing cuts it."""
 
     reasoning: str
@@ -48,13 +48,13 @@ class Said(msgspec.Struct, frozen=True):
         return thought + "\n".join(part for part in (self.text, *calls) if part) + "<|im_end|>"
 
 
-def random_answer(rnd: random.Random, asked: Asked) -> Said:
+def random_answer(rnd: random.Random, asked: Asked) -> RandomCompletion:
     text = f"{rnd.randrange(10**6)}{rnd.choice(HARMLESS)} end" if rnd.random() < 0.8 else ""
     if asked.stops and rnd.random() < 0.4:
         text = f"before {rnd.choice(asked.stops)} behind {text}"
     names = [rnd.choice((*asked.tools, "unknown_tool")) for _ in range(rnd.choice((0, 0, 1, 2)))] if asked.tools else []
     calls = tuple((name, {"a": f"{rnd.randrange(10**6)}{rnd.choice(HARMLESS)}"}) for name in names)
-    return Said("" if rnd.random() < 0.5 else f"thought {rnd.randrange(10**6)}", text, calls)
+    return RandomCompletion("" if rnd.random() < 0.5 else f"thought {rnd.randrange(10**6)}", text, calls)
 
 
 class Bench:
@@ -177,7 +177,7 @@ def _ends(dialect: str, asked: Asked, body: bytes) -> bool:
     return all("error" not in event or event["error"] is None for event in events(body))
 
 
-def _heard(dialect: str, asked: Asked, said: Said, body: dict[str, Any], where: str) -> None:
+def _heard(dialect: str, asked: Asked, said: RandomCompletion, body: dict[str, Any], where: str) -> None:
     """Nothing that was said is lost, or changed."""
     reasoning, text, calls = _read(dialect, asked, body)
     if asked.max_tokens is not None and asked.max_tokens < 4096:
