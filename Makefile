@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-wheel test-browser test-recurrence test-models test-harnesses test-clients lint types bubblewrap clean help
+.PHONY: docs quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-wheel test-browser test-recurrence test-models test-harnesses test-clients lint types bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -28,6 +28,10 @@ test: setup  ## Run the tests.
 
 test-wheel: setup  ## Builds the wheel, installs it in an empty environment, and trains from an empty folder. Some minutes.
 	$(BIN)/python -m pytest checks/test_wheel.py
+
+docs: setup  ## Installs mkdocs-material; the documentation as a site, in site/, with a reference made of the code; every link is checked.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,docs]'
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --quiet
 
 test-hostile: setup  ## Slow: a small quickstart whose agent attacks all that it can reach before it works.
 	$(BIN)/python -m pytest checks/test_hostile.py
@@ -64,7 +68,7 @@ test-models: setup  ## Every causal language model of transformers, tiny: exact 
 
 HARNESSES := .harnesses
 test-harnesses: setup $(patsubst %,$(HARNESSES)/%/.installed,node gemini mini-swe-agent aider-chat)  ## Slow: harnesses of others, installed and run unchanged.
-	$(BIN)/python -m pytest checks/test_harnesses.py checks/test_live_harnesses.py
+	$(BIN)/python -m pytest checks/test_harnesses.py checks/test_live_harnesses.py checks/test_init.py
 
 $(HARNESSES)/mini-swe-agent/.installed: VERSION := 2.4.6
 $(HARNESSES)/aider-chat/.installed: VERSION := 0.86.2

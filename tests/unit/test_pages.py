@@ -10,11 +10,12 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import typer
-from click import Command, Context, Group
+from typer.core import TyperGroup
 
 from qwengyre.cli.main import application
 from qwengyre.config.harness_rules import read_harness_rules
@@ -75,12 +76,12 @@ def commands_of(text: str) -> list[str]:
 def take(command: str) -> None:
     """Read the arguments of a `qwengyre` command as the program does, and start nothing."""
     words = shlex.split(command.replace("RUN...", "RUN"))[1:]
-    current: Command = typer.main.get_command(application(words))
-    context = Context(current)
-    while isinstance(current, Group) and words and not words[0].startswith("-"):
+    current: Any = typer.main.get_command(application(words))
+    context = typer.Context(current)
+    while isinstance(current, TyperGroup) and words and not words[0].startswith("-"):
         name, current, words = current.resolve_command(context, words)
         assert current is not None, command
-        context = Context(current, info_name=name, parent=context)
+        context = typer.Context(current, info_name=name, parent=context)
     current.make_context(context.info_name, words, parent=context.parent)
 
 
@@ -132,4 +133,18 @@ def test_every_command_that_a_page_names_is_taken(page, row):
     command = re.sub(r" \[([^]]*)\]", r" \1", row)  # what may be left out
     if re.search(r"\.\.\.(?!\.)| KEY$", command) and "RUN..." not in command:
         command = command.partition(" ...")[0]
-    take(command)
+    try:
+        take(command)
+    except typer.TyperException as error:  # in running text a command may stand without its arguments, or with a word for one
+        assert type(error).__name__ in ("MissingParameter", "BadOptionUsage", "BadParameter"), error
+
+
+def test_a_command_that_does_not_exist_is_not_taken():
+    for wrong in (
+        "qwengyre nonsense",
+        "qwengyre train --nonsense run.toml",
+        "qwengyre tasks nonsense",
+        "qwengyre train a.toml b.toml",
+    ):
+        with pytest.raises(typer.TyperException):
+            take(wrong)
