@@ -34,6 +34,9 @@ HARMLESS: Final = ("", " naïve 日本語 😀", ", and\nmore", ' {"a": 1}', " \
 PNG: Final = "data:image/png;base64,iVBORw0KGgo="
 
 
+Calls = Literal["any", "one", "none"]
+
+
 class Asked(msgspec.Struct, frozen=True):
     """A request, and what is known of its answer."""
 
@@ -47,7 +50,7 @@ class Asked(msgspec.Struct, frozen=True):
     stream: bool
     max_tokens: int | None
     stops: tuple[str, ...]
-    calls: Literal["any", "one", "none"]
+    calls: Calls
     do: str = ""
     """What a refusal must say."""
 
@@ -315,7 +318,8 @@ def ask(rnd: random.Random, dialect: str, *, is_refused: bool = False) -> Asked:
     """A request that is served, or, but for one field of it, would be."""
     writer = _Writer(rnd)
     body, _ = getattr(writer, dialect)()
-    stream, calls = writer.maybe(), "any"
+    stream = writer.maybe()
+    calls: Calls = "any"
     max_tokens = rnd.choice((None, None, None, 4096, 60, 20, 1))
     stops = tuple(f"STOP{rnd.randrange(100)}" for _ in range(rnd.choice((0, 0, 1, 2)))) if dialect != "responses" else ()
     path = PATHS.get(dialect, f"/v1beta/models/{word(rnd)}:{'streamGenerateContent?alt=sse' if stream else 'generateContent'}")
@@ -358,7 +362,7 @@ def ask(rnd: random.Random, dialect: str, *, is_refused: bool = False) -> Asked:
     return Asked(dialect, path, body, kind, tuple(writer.texts), writer.tools, stream, max_tokens, stops, calls, do)
 
 
-def _choose(writer: _Writer, body: dict[str, Json], dialect: str) -> Literal["any", "one", "none"]:
+def _choose(writer: _Writer, body: dict[str, Json], dialect: str) -> Calls:
     """Add how tools may be called."""
     rnd, tools = writer.rnd, writer.tools
     if not tools or writer.maybe():

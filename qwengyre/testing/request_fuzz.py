@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import GenerateRequest
 from qwengyre.gateway.app import HarnessApp
 from qwengyre.gateway.config import GatewayConfig
@@ -57,6 +58,9 @@ def random_answer(rnd: random.Random, asked: Asked) -> RandomCompletion:
     return RandomCompletion("" if rnd.random() < 0.5 else f"thought {rnd.randrange(10**6)}", text, calls)
 
 
+SERVER = ServerId("cell-0")
+
+
 class Bench:
     """One gateway for all requests: what it keeps of them after their executions are closed would show."""
 
@@ -90,10 +94,10 @@ class Bench:
         number = next(self._numbers)
         if number % REQUESTS_PER_ENGINE == 1:
             engine = ScriptedEngine(self._script, max_context_tokens=CONTEXT, tokens_per_chunk=13)
-            await self.gateway.set_server("cell-0", engine)
-        name = f"e{number:06d}-0"
+            await self.gateway.set_server(SERVER, engine)
+        name = ExecutionId(f"e{number:06d}-0")
         live = await self.gateway.open(Opened(-1, name, 0, 7, 1.0, True, CONTEXT, 4096, "policy"))
-        live.route.set("cell-0")
+        live.route.set(SERVER)
         try:
             yield live
         finally:
@@ -146,11 +150,11 @@ async def hold(bench: Bench, rnd: random.Random, dialect: str) -> None:
         ]
         assert not lost, f"{lost} not in the prompt {prompt!r}\n{where}"
         follow = turn_heard(dialect, got.body, is_stream=asked.stream)
-        body = follow(asked.body)
-        _heard(dialect, asked, said, body, where)
+        following = follow(asked.body)
+        _heard(dialect, asked, said, following, where)
         bench.says = "<think>\n\n</think>\n\nsecond<|im_end|>"
-        again = await bench.post(live, asked.path, json.dumps(body).encode())
-        where += f"\nnext {json.dumps(body)}\nanswer {again.status} {again.body[:2000]!r}"
+        again = await bench.post(live, asked.path, json.dumps(following).encode())
+        where += f"\nnext {json.dumps(following)}\nanswer {again.status} {again.body[:2000]!r}"
         assert again.status == 200, where
         calls = live.session.calls
         assert calls[1].started.cause == "extends", f"{calls[1].started.cause}\n{where}"
