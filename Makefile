@@ -47,7 +47,7 @@ test-ray: setup  ## Installs Ray; the Ray launcher: its contract, three simulate
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,ray]'
 	$(BIN)/python -m pytest checks/test_ray.py
 
-test-mooncake: setup  ## Installs Mooncake (needs the system library libibverbs1); every test of carriers over it too.
+test-mooncake: setup  ## Installs Mooncake (needs the system library libibverbs1); every test of transports over it too.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,mooncake]'
 	$(BIN)/python -m pytest checks/test_mooncake.py tests/contract/test_transfer.py
 

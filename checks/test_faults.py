@@ -184,7 +184,7 @@ def test_processes_that_stall_are_found_and_those_that_pause_are_left_alone(tmp_
 
 
 def test_cells_whose_link_is_cut_are_found_and_dropped_connections_cost_nothing(tmp_path: Path, links: Network):
-    run = FaultyRun(tmp_path, CUT_OFF, *TOGETHER, "transfer.carrier=tcp", "transfer.deadline_s=5", steps=20, network=links)
+    run = FaultyRun(tmp_path, CUT_OFF, *TOGETHER, "transfer.transport=tcp", "transfer.deadline_s=5", steps=20, network=links)
     expect_one_life(run)
     run.expect_found_in_time()
 

@@ -1,4 +1,4 @@
-"""The Mooncake carrier beyond the contract of all carriers. `make test-mooncake` installs it."""
+"""The Mooncake transport beyond the contract of all transports. `make test-mooncake` installs it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 
 from qwengyre.core.errors import StaleRead, TransferError
 from qwengyre.transfer.api import Exposure
-from qwengyre.transfer.carriers import open_carrier
 from qwengyre.transfer.config import TransferConfig
-from qwengyre.transfer.mooncake import MooncakeCarrier, hcas
+from qwengyre.transfer.mooncake import MooncakeTransport, hcas
+from qwengyre.transfer.transports import open_transport
 
 OWNER = """
 import sys, msgspec, numpy as np
-from qwengyre.transfer.mooncake import MooncakeCarrier
-carrier = MooncakeCarrier()
-sys.stdout.buffer.write(msgspec.json.encode(carrier.expose({"x": np.arange(1_000_000)}, version=1, epoch=0)) + b"\\n")
+from qwengyre.transfer.mooncake import MooncakeTransport
+transport = MooncakeTransport()
+sys.stdout.buffer.write(msgspec.json.encode(transport.expose({"x": np.arange(1_000_000)}, version=1, epoch=0)) + b"\\n")
 sys.stdout.flush()
 sys.stdin.read()
 """
@@ -30,25 +30,25 @@ sys.stdin.read()
 def test_rdma_without_an_hca_refuses_to_start():
     assert not hcas(), "this host has an HCA: run the contract tests over it instead"
     with pytest.raises(TransferError, match="no HCA"):
-        open_carrier(TransferConfig(carrier="mooncake", mooncake_protocol="rdma"), prefix="unused")
+        open_transport(TransferConfig(transport="mooncake", mooncake_protocol="rdma"), prefix="unused")
 
 
 def test_memory_that_is_taken_again_is_not_taken_for_what_was_released():
-    carrier = MooncakeCarrier()
-    first = carrier.expose({"x": np.arange(5)}, version=1, epoch=0)
-    carrier.release(first)
-    others = [carrier.expose({"x": np.arange(5)}, version=1, epoch=0) for _ in range(8)]
+    transport = MooncakeTransport()
+    first = transport.expose({"x": np.arange(5)}, version=1, epoch=0)
+    transport.release(first)
+    others = [transport.expose({"x": np.arange(5)}, version=1, epoch=0) for _ in range(8)]
     with pytest.raises(StaleRead):
-        carrier.read(first)
-    np.testing.assert_array_equal(carrier.read(others[-1])["x"], np.arange(5))
-    carrier.close()
+        transport.read(first)
+    np.testing.assert_array_equal(transport.read(others[-1])["x"], np.arange(5))
+    transport.close()
 
 
 def test_an_owner_that_is_stopped_is_a_transfer_error_and_can_be_read_again():
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert owner.stdout is not None
     exposure = msgspec.json.decode(owner.stdout.readline(), type=Exposure)
-    reader = MooncakeCarrier()
+    reader = MooncakeTransport()
     np.testing.assert_array_equal(reader.read(exposure)["x"], np.arange(1_000_000))
     os.kill(owner.pid, signal.SIGSTOP)
     with pytest.raises(TransferError):

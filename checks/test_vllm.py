@@ -30,9 +30,9 @@ from qwengyre.engines.vllm.engine import VLLMEngine
 from qwengyre.testing.engines import tiny_parameters, write_tiny_qwen3
 from qwengyre.testing.families import published
 from qwengyre.transfer.api import Exposure
-from qwengyre.transfer.carriers import CarrierPlace
 from qwengyre.transfer.config import TransferConfig
-from qwengyre.transfer.shm import ShmCarrier, cleanup
+from qwengyre.transfer.shm import ShmTransport, cleanup
+from qwengyre.transfer.transports import TransportPlace
 from tests.contract import test_engines as contract
 from tests.contract.launchers import wait_gone
 from tests.contract.test_engines import *  # noqa: F403  the contract
@@ -56,13 +56,13 @@ class Pool:
 
     def __init__(self, model_dir: Path, prefix: str):
         self.model_dir, self.prefix = model_dir, prefix
-        self.carrier = ShmCarrier(prefix)
+        self.transport = ShmTransport(prefix)
         self.runner = asyncio.Runner()
         self.engines: list[VLLMEngine] = []
         self.published: dict[int, dict[str, np.ndarray]] = {}
 
     def start(self, config: EngineConfig = CONFIG) -> VLLMEngine:
-        return VLLMEngine(self.model_dir, config, CarrierPlace(TransferConfig(carrier="shm"), self.prefix, "127.0.0.1"))
+        return VLLMEngine(self.model_dir, config, TransportPlace(TransferConfig(transport="shm"), self.prefix, "127.0.0.1"))
 
     async def take(self, index: int) -> VLLMEngine:
         """The engine of this number, with the weights of version 0 and nothing else."""
@@ -76,18 +76,18 @@ class Pool:
         await engine.resume()
         snapshot = self.snapshot(0)
         await engine.restore(snapshot, 0)
-        self.carrier.release(snapshot)
+        self.transport.release(snapshot)
         return engine
 
     def snapshot(self, version: int) -> Exposure:
         if version not in self.published:
             self.published[version] = published(self.model_dir, tiny_parameters(self.model_dir, seed=version))
-        return self.carrier.expose(self.published[version], version=version, epoch=1)
+        return self.transport.expose(self.published[version], version=version, epoch=1)
 
     def close(self) -> None:
         for engine in self.engines:
             self.runner.run(engine.close())
-        self.carrier.close()
+        self.transport.close()
         self.runner.close()
         assert cleanup(self.prefix) == 0, "an engine left exposed memory behind"
 
@@ -117,7 +117,7 @@ class VLLMBench:
 
     async def close(self) -> None:
         for exposure in self.exposed:
-            self.pool.carrier.release(exposure)
+            self.pool.transport.release(exposure)
 
 
 def in_pool(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -174,12 +174,12 @@ async def test_tokens_and_logprobs_are_those_of_the_embedded_engine_over_publish
     """Same draws, so the same tokens; log-probs as exact as float32 can be."""
     engine, errors = await pool.take(0), Errors()
     config = EngineConfig(max_context_tokens=contract.MAX_CONTEXT, kv_blocks=64)
-    embedded = EmbeddedEngine(pool.model_dir, pool.carrier, config)
+    embedded = EmbeddedEngine(pool.model_dir, pool.transport, config)
     for version in range(3):
         snapshot = pool.snapshot(version)
         for each in (engine, embedded):
             await each.update_weights(snapshot, version)
-        pool.carrier.release(snapshot)
+        pool.transport.release(snapshot)
         for temperature in (1.0, 0.7, 0.0):
             asked = contract.request(f"{version}-{temperature}", max_tokens=60)
             asked = GenerateRequest(asked.request_id, asked.token_ids, Sampling(temperature, 60, (), version))
@@ -230,7 +230,7 @@ async def test_a_head_that_keeps_old_weights_is_caught_and_serves_no_more(pool: 
         await engine.update_weights(snapshot, 1)
     with pytest.raises(EngineUnavailable):
         await contract.collect(engine.generate(contract.request("a")))
-    pool.carrier.release(snapshot)
+    pool.transport.release(snapshot)
     await engine.close()
 
 
@@ -250,7 +250,7 @@ async def test_a_tensor_that_no_loader_takes_is_named_and_nothing_is_served(pool
         await engine.update_weights(snapshot, 1)
     with pytest.raises(EngineUnavailable):
         await contract.collect(engine.generate(contract.request("a")))
-    pool.carrier.release(snapshot)
+    pool.transport.release(snapshot)
     await engine.close()
 
 
@@ -272,7 +272,7 @@ async def test_a_call_that_waits_for_its_first_token_during_a_publish_imports_no
     assert (chunks[0].cached_tokens, {chunk.version for chunk in chunks}) == (0, {1})
     assert contract.tokens_of(chunks) == contract.tokens_of(await contract.collect(source.generate(whole)))
     await source.release(handle.handle_id)
-    pool.carrier.release(snapshot)
+    pool.transport.release(snapshot)
 
 
 @in_pool
@@ -323,7 +323,7 @@ async def test_a_snapshot_that_is_gone_changes_nothing(pool: Pool):
     engine = await pool.take(0)
     expected = contract.tokens_of(await contract.collect(engine.generate(contract.request("x", max_tokens=60))))
     snapshot = pool.snapshot(1)
-    pool.carrier.release(snapshot)
+    pool.transport.release(snapshot)
     async with aclosing(engine.generate(contract.request("a", max_tokens=60))) as stream:
         chunks = [await anext(stream)]
         with pytest.raises(StaleRead):

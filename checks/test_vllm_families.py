@@ -16,9 +16,9 @@ from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.embedded import EmbeddedEngine
 from qwengyre.engines.vllm.engine import VLLMEngine
 from qwengyre.testing.families import moved_parameters, published, write_family
-from qwengyre.transfer.carriers import CarrierPlace
 from qwengyre.transfer.config import TransferConfig
-from qwengyre.transfer.shm import ShmCarrier, cleanup
+from qwengyre.transfer.shm import ShmTransport, cleanup
+from qwengyre.transfer.transports import TransportPlace
 from tests.contract import test_engines as contract
 
 CONFIG = EngineConfig(
@@ -39,40 +39,40 @@ SERVED = {
 
 
 @pytest.fixture
-def carrier() -> Iterator[ShmCarrier]:
+def transport() -> Iterator[ShmTransport]:
     torch.set_num_threads(1)
     prefix = f"qg-families-{os.getpid()}"
-    carrier = ShmCarrier(prefix)
-    yield carrier
-    carrier.close()
+    transport = ShmTransport(prefix)
+    yield transport
+    transport.close()
     assert cleanup(prefix) == 0, "an engine left exposed memory behind"
 
 
-def place(carrier: ShmCarrier) -> CarrierPlace:
-    return CarrierPlace(TransferConfig(carrier="shm"), carrier.prefix, "127.0.0.1")
+def place(transport: ShmTransport) -> TransportPlace:
+    return TransportPlace(TransferConfig(transport="shm"), transport.prefix, "127.0.0.1")
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("family", SERVED)
-def test_a_family_is_served_as_it_computes(family: str, ranks: int, tmp_path: Path, carrier: ShmCarrier):
+def test_a_family_is_served_as_it_computes(family: str, ranks: int, tmp_path: Path, transport: ShmTransport):
     """Over a publish, a role switch and a move. Log-probs may differ by twice the bound of the probe, which both stay within."""
     write_family(tmp_path, family, vocab_size=contract.VOCABULARY, **SERVED[family])
     versions = [published(tmp_path, moved_parameters(tmp_path, seed=version)) for version in (1, 2)]
 
     async def body() -> None:
         config = EngineConfig(**{name: getattr(CONFIG, name) for name in CONFIG.__struct_fields__} | {"tensor_parallel": ranks})
-        engine = VLLMEngine(tmp_path, config, place(carrier))
+        engine = VLLMEngine(tmp_path, config, place(transport))
         plain = EngineConfig(max_context_tokens=contract.MAX_CONTEXT, kv_blocks=64)
-        embedded = EmbeddedEngine(tmp_path, carrier, plain)
+        embedded = EmbeddedEngine(tmp_path, transport, plain)
         for version, arrays in enumerate(versions, 1):
-            snapshot = carrier.expose(arrays, version=version, epoch=1)
+            snapshot = transport.expose(arrays, version=version, epoch=1)
             if version == 2:
                 await engine.offload()
                 await engine.restore(snapshot, version)
             else:
                 await engine.update_weights(snapshot, version)
             await embedded.update_weights(snapshot, version)
-            carrier.release(snapshot)
+            transport.release(snapshot)
             asked = contract.request(f"v{version}", prompt=50, max_tokens=60)
             ours, theirs = await contract.collect(engine.generate(asked)), await contract.collect(embedded.generate(asked))
             assert contract.tokens_of(ours) == contract.tokens_of(theirs)
@@ -89,10 +89,10 @@ def test_a_family_is_served_as_it_computes(family: str, ranks: int, tmp_path: Pa
     asyncio.run(body())
 
 
-def test_a_model_that_vllm_does_not_serve_is_refused_by_name(tmp_path: Path, carrier: ShmCarrier):
+def test_a_model_that_vllm_does_not_serve_is_refused_by_name(tmp_path: Path, transport: ShmTransport):
     write_family(tmp_path, "mamba2")
     with pytest.raises(ModelRefused, match="does not serve this model"):
-        VLLMEngine(tmp_path, CONFIG, place(carrier))
+        VLLMEngine(tmp_path, CONFIG, place(transport))
 
 
 def logprobs_of(chunks: list) -> list[float]:

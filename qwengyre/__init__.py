@@ -26,13 +26,12 @@ if TYPE_CHECKING:
     from qwengyre.trajectory.process import process_group
     from qwengyre.trajectory.sampling import sample_trajectories
     from qwengyre.trajectory.tree import TrajectoryTree
-    from qwengyre.transfer.api import Carrier
+    from qwengyre.transfer.api import Transport
 
 __version__ = "0.1.0"
 
 __all__ = [
     "OBJECTIVES",
-    "Carrier",
     "CellEngine",
     "CellTrainer",
     "Drawn",
@@ -45,6 +44,7 @@ __all__ = [
     "Serving",
     "Setting",
     "TrajectoryTree",
+    "Transport",
     "Workload",
     "builtin_workloads",
     "check_run",
@@ -75,7 +75,7 @@ _PLACES: Final = {
     "trajectory.process": ("process_group",),
     "trajectory.sampling": ("sample_trajectories",),
     "trajectory.tree": ("TrajectoryTree",),
-    "transfer.api": ("Carrier",),
+    "transfer.api": ("Transport",),
 }
 _MODULE_OF: Final = {name: f"qwengyre.{place}" for place, names in _PLACES.items() for name in names}
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 COMMANDS: Final = {
-    "kv-move": ("qwengyre.bench.kv_move:kv_move", "Moved calls: tokens computed twice, and speed against the bare carrier."),
+    "kv-move": ("qwengyre.bench.kv_move:kv_move", "Moved calls: tokens computed twice, and speed against the bare transport."),
     "weights": ("qwengyre.bench.weights:weights", "Snapshots: speed, cost to the core, torn reads."),
     "role-switch": ("qwengyre.bench.role_switch:role_switch", "A cell to training and back, by phase, against moving the bytes."),
     "dashboard": (

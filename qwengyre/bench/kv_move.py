@@ -14,14 +14,14 @@ import msgspec
 import numpy as np
 import typer
 
-from qwengyre.bench.carriers import CarrierName, open_bench_carrier
 from qwengyre.bench.embedded import QUICKSTART_SHAPE
 from qwengyre.bench.output import say
+from qwengyre.bench.transports import TransportName, open_bench_transport
 from qwengyre.cli.json_output import JsonTarget, write_json
 
 if TYPE_CHECKING:
     from qwengyre.engines.api import GenerateRequest, Serving, TokenChunk
-    from qwengyre.transfer.api import Carrier
+    from qwengyre.transfer.api import Transport
 
 OUTPUT_TOKENS: Final = 160
 """Enough that a call is still running when it is stopped."""
@@ -60,13 +60,13 @@ class EnginePair(Protocol):
 
 
 class EmbeddedPair:
-    def __init__(self, model_dir: Path, carrier: str, max_context_tokens: int):
+    def __init__(self, model_dir: Path, transport: str, max_context_tokens: int):
         from qwengyre.engines.config import EngineConfig
         from qwengyre.engines.embedded import EmbeddedEngine
 
         config = EngineConfig(max_context_tokens=max_context_tokens, kv_blocks=CALLS_IN_CACHE * (max_context_tokens // 16 + 2))
-        self._carriers = [open_bench_carrier(carrier, PREFIX) for _ in range(2)]
-        self.source, self.destination = (EmbeddedEngine(model_dir, each, config) for each in self._carriers)
+        self._transports = [open_bench_transport(transport, PREFIX) for _ in range(2)]
+        self.source, self.destination = (EmbeddedEngine(model_dir, each, config) for each in self._transports)
 
     def others_cpu_s(self) -> float:
         return 0.0
@@ -77,8 +77,8 @@ class EmbeddedPair:
     async def close(self) -> None:
         for each in (self.source, self.destination):
             await each.close()
-        for carrier in self._carriers:
-            carrier.close()
+        for transport in self._transports:
+            transport.close()
 
 
 def _pair(engine: str) -> Callable[[Path, str, int], EnginePair]:
@@ -88,7 +88,7 @@ def _pair(engine: str) -> Callable[[Path, str, int], EnginePair]:
         require_vllm()
         from qwengyre.bench.kv_move_vllm import VLLMPair
 
-        return lambda model_dir, carrier, limit: VLLMPair(model_dir, carrier, PREFIX, limit, CALLS_IN_CACHE)
+        return lambda model_dir, transport, limit: VLLMPair(model_dir, transport, PREFIX, limit, CALLS_IN_CACHE)
     if engine != "embedded":
         raise typer.BadParameter(f"the engines are embedded and vllm, not {engine!r}")
     return EmbeddedPair
@@ -96,7 +96,7 @@ def _pair(engine: str) -> Callable[[Path, str, int], EnginePair]:
 
 class MoveFigures(msgspec.Struct, frozen=True):
     engine: str
-    carrier: str
+    transport: str
     moves: int
     prompt_tokens: int
     recomputed_tokens: int
@@ -107,26 +107,28 @@ class MoveFigures(msgspec.Struct, frozen=True):
     move_ms: float
     """Median CPU time of both engines: pin, read and place the blocks."""
     raw_ms: float
-    """Median CPU time: expose and read as many bytes over the same carrier, nothing else."""
+    """Median CPU time: expose and read as many bytes over the same transport, nothing else."""
     share_of_raw: float
 
 
 def kv_move(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of the call that moves.")] = 3000,
     moves: Annotated[int, typer.Option(min=1, help="How many calls move.")] = 10,
-    carrier: CarrierName = "shm",
+    transport: TransportName = "shm",
     layers: Annotated[int, typer.Option(min=1, help="Layers of the random model, 512 bytes a token each.")] = 24,
     engine: Annotated[str, typer.Option(help="embedded or vllm.")] = "embedded",
     json_target: JsonTarget = None,
 ) -> None:
-    """Move calls in mid-generation: tokens computed twice, equal continuations, speed against the bare carrier."""
+    """Move calls in mid-generation: tokens computed twice, equal continuations, speed against the bare transport."""
     from qwengyre.testing.engines import write_tiny_qwen3
 
     with tempfile.TemporaryDirectory() as scratch:
         model_dir = write_tiny_qwen3(Path(scratch), **(QUICKSTART_SHAPE | {"num_hidden_layers": layers}))
-        figures = asyncio.run(move_calls(engine, model_dir, carrier, prompt_tokens, moves))
+        figures = asyncio.run(move_calls(engine, model_dir, transport, prompt_tokens, moves))
     write_json(json_target, figures)
-    say(f"{moves} calls of {prompt_tokens} tokens over {carrier} between {engine} engines, {figures.kv_bytes / 1e6:.1f} MB each")
+    say(
+        f"{moves} calls of {prompt_tokens} tokens over {transport} between {engine} engines, {figures.kv_bytes / 1e6:.1f} MB each"
+    )
     say(f"recomputed_tokens {figures.recomputed_tokens}    continuations identical: {figures.is_identical}")
     say(f"move {figures.move_ms:.2f} ms    raw {figures.raw_ms:.2f} ms    share_of_raw {figures.share_of_raw:.2f}")
 
@@ -135,18 +137,18 @@ async def move_calls(engine: str, model_dir: Path, kind: str, prompt_tokens: int
     """Each call starts at the source, is aborted after its first chunk, and ends at the destination."""
     moved, raw_s = [], []
     async with AsyncExitStack() as stack:
-        carriers = [stack.enter_context(closing(open_bench_carrier(kind, PREFIX))) for _ in range(2)]
+        transports = [stack.enter_context(closing(open_bench_transport(kind, PREFIX))) for _ in range(2)]
         pair = _pair(engine)(model_dir, kind, prompt_tokens + OUTPUT_TOKENS + 1)
         stack.push_async_callback(pair.close)
         for index in range(CALLS_IN_CACHE + moves):
             moved.append(await _move(pair, _call(index, prompt_tokens)))
-            raw_s.append(_raw(carriers, moved[-1].kv_bytes))
+            raw_s.append(_raw(transports, moved[-1].kv_bytes))
     counted = moved[CALLS_IN_CACHE:]
     move_ms = 1000 * float(np.median([one.cpu_s for one in counted]))
     raw_ms = 1000 * float(np.median(raw_s[CALLS_IN_CACHE:]))
     return MoveFigures(
         engine=engine,
-        carrier=kind,
+        transport=kind,
         moves=moves,
         prompt_tokens=prompt_tokens,
         recomputed_tokens=sum(one.recomputed_tokens for one in counted),
@@ -186,14 +188,14 @@ def _call(index: int, num_tokens: int) -> GenerateRequest:
     return _request(f"call-{index}", tokens.tobytes(), OUTPUT_TOKENS)
 
 
-def _raw(carriers: list[Carrier], num_bytes: int) -> float:
+def _raw(transports: list[Transport], num_bytes: int) -> float:
     content = {"bytes": np.ones(num_bytes, np.uint8)}
     target = {"bytes": np.ones(num_bytes, np.uint8)}
     began = time.process_time()
-    exposure = carriers[0].expose(content, version=0, epoch=0)
-    carriers[1].read(exposure, target)
+    exposure = transports[0].expose(content, version=0, epoch=0)
+    transports[1].read(exposure, target)
     elapsed = time.process_time() - began
-    carriers[0].release(exposure)
+    transports[0].release(exposure)
     return elapsed
 
 

@@ -9,8 +9,8 @@ import torch
 
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.vllm.engine import VLLMEngine
-from qwengyre.transfer.carriers import CarrierPlace
 from qwengyre.transfer.config import TransferConfig
+from qwengyre.transfer.transports import TransportPlace
 
 BLOCK_SIZE = 32
 """The smallest that vLLM's kernels for a CPU know."""
@@ -19,11 +19,11 @@ BLOCK_SIZE = 32
 class VLLMPair:
     """A source and a destination, each in a process of its own."""
 
-    def __init__(self, model_dir: Path, carrier: str, prefix: str, max_context_tokens: int, calls_in_cache: int):
+    def __init__(self, model_dir: Path, transport: str, prefix: str, max_context_tokens: int, calls_in_cache: int):
         torch.set_num_threads(1)
         blocks = calls_in_cache * (max_context_tokens // BLOCK_SIZE + 2)
         config = EngineConfig(engine="vllm", max_context_tokens=max_context_tokens, block_size=BLOCK_SIZE, kv_blocks=blocks)
-        place = CarrierPlace(msgspec.convert({"carrier": carrier}, TransferConfig), prefix, "127.0.0.1")
+        place = TransportPlace(msgspec.convert({"transport": transport}, TransferConfig), prefix, "127.0.0.1")
         self.source, self.destination = (VLLMEngine(model_dir, config, place) for _ in range(2))
 
     def others_cpu_s(self) -> float:

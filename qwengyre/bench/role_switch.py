@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import typer
 
-from qwengyre.bench.carriers import CarrierName, open_bench_carrier
 from qwengyre.bench.output import say
+from qwengyre.bench.transports import TransportName, open_bench_transport
 from qwengyre.cli.json_output import JsonTarget, write_json
-from qwengyre.transfer.api import Carrier, Exposure, Region
+from qwengyre.transfer.api import Exposure, Region, Transport
 
 if TYPE_CHECKING:
     from qwengyre.cell.cell import CellSpec
@@ -45,7 +45,7 @@ class PhaseCost(NamedTuple):
 
 
 class SwitchFigures(msgspec.Struct, frozen=True):
-    carrier: str
+    transport: str
     weights_mb: float
     switches: int
     """There and back counts as one."""
@@ -63,7 +63,7 @@ class SwitchFigures(msgspec.Struct, frozen=True):
 def role_switch(
     megabytes: Annotated[float, typer.Option(min=1, help="Size of the weights.")] = 220.0,
     switches: Annotated[int, typer.Option(min=1, help="How often the cell goes to training and back.")] = 5,
-    carrier: CarrierName = "shm",
+    transport: TransportName = "shm",
     json_target: JsonTarget = None,
 ) -> None:
     """Switch a real cell, a process with its own engine and trainer, there and back; time every phase against bare reads."""
@@ -72,9 +72,9 @@ def role_switch(
     with tempfile.TemporaryDirectory() as scratch:
         shape = WIDE | {"num_hidden_layers": num_layers(megabytes), "vocab_size": VOCABULARY}
         model_dir = write_tiny_qwen3(Path(scratch) / "model", **shape)
-        figures = asyncio.run(switch_cell(model_dir, Path(scratch), carrier, switches))
+        figures = asyncio.run(switch_cell(model_dir, Path(scratch), transport, switches))
     write_json(json_target, figures)
-    say(f"{figures.weights_mb:.0f} MB of weights over {carrier}, {switches} times to training and back")
+    say(f"{figures.weights_mb:.0f} MB of weights over {transport}, {switches} times to training and back")
     for phase, seconds in figures.phases_s.items():
         say(f"  {phase:16} {1000 * seconds:7.1f} ms")
     say(f"CPU time: switch {1000 * figures.switch_cpu_s:.1f} ms    bytes {1000 * figures.bytes_cpu_s:.1f} ms")
@@ -94,7 +94,7 @@ async def switch_cell(model_dir: Path, scratch: Path, kind: str, switches: int) 
     from qwengyre.launchers.local import LocalLauncher
     from qwengyre.runtime.cell_client import CellClient
 
-    owner = open_bench_carrier(kind, PREFIX)
+    owner = open_bench_transport(kind, PREFIX)
     weights = owner.expose(read_weights(model_dir), version=1, epoch=0)
     launcher = LocalLauncher(scratch, scratch, DEADLINE_S)
     spec = cell_spec(model_dir, kind)
@@ -116,7 +116,7 @@ def _figures(kind: str, weights: Exposure, switched: list[Switched], read: list[
     phases_s = {phase: _median([one.phases_s[phase] for one in switched]) for phase in switched[0].phases_s}
     switch_cpu_s, bytes_cpu_s = _median([one.cpu_s for one in switched]), _median([one.cpu_s for one in read])
     return SwitchFigures(
-        carrier=kind,
+        transport=kind,
         weights_mb=weights.num_bytes / 1e6,
         switches=len(switched),
         phases_s=phases_s,
@@ -148,7 +148,7 @@ def cell_spec(model_dir: Path, kind: str) -> CellSpec:
         trainer=TrainerConfig(),
         collective_timeout_s=DEADLINE_S,
         has_trainer=True,
-        transfer=msgspec.convert({"carrier": kind}, TransferConfig),
+        transfer=msgspec.convert({"transport": kind}, TransferConfig),
     )
 
 
@@ -167,11 +167,11 @@ def process_cpu_s(pid: int) -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in Path(f"/proc/{pid}/task").iterdir()) / 1e9
 
 
-def _read_twice(carrier: Carrier, weights: Exposure) -> PhaseCost:
+def _read_twice(transport: Transport, weights: Exposure) -> PhaseCost:
     """Everything as one region into memory just taken."""
     whole = Region("all", 0, weights.num_bytes, "|u1", (weights.num_bytes,))
     snapshot = msgspec.structs.replace(weights, regions=(whole,))
     clock, cpu = time.perf_counter(), time.process_time()
     for _ in range(2):
-        carrier.read(snapshot)
+        transport.read(snapshot)
     return PhaseCost(time.perf_counter() - clock, time.process_time() - cpu)

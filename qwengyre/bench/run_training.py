@@ -14,9 +14,9 @@ import msgspec
 import torch
 import typer
 
-from qwengyre.bench.carriers import open_bench_carrier
 from qwengyre.bench.measure import measure
 from qwengyre.bench.output import say
+from qwengyre.bench.transports import open_bench_transport
 from qwengyre.cli.json_output import JsonTarget, write_json
 from qwengyre.config.recorded import RecordedConfig
 from qwengyre.core.errors import ConfigError
@@ -59,8 +59,8 @@ def run_training(
     _, checkpoint = latest_checkpoint(folder.checkpoints)
     paths = [path for tree in trees for path in flattened(tree)]
     config = RecordedConfig(folder.config).table("trainer", TrainerConfig)
-    carrier = open_bench_carrier("shm", "qwengyre-bench-training")  # nothing is exposed
-    trainers = {name: Trainer(checkpoint, config, carrier) for name in ("trees", "paths")}
+    transport = open_bench_transport("shm", "qwengyre-bench-training")  # nothing is exposed
+    trainers = {name: Trainer(checkpoint, config, transport) for name in ("trees", "paths")}
     seconds: dict[str, list[float]] = {"trees": [], "paths": []}
     for _ in range(repeats):
         for name, work in (("trees", trees), ("paths", paths)):

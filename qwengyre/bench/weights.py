@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 import typer
 
-from qwengyre.bench.carriers import CarrierName, open_bench_carrier
 from qwengyre.bench.output import say
+from qwengyre.bench.transports import TransportName, open_bench_transport
 from qwengyre.cli.json_output import JsonTarget, write_json
 from qwengyre.core.errors import StaleRead
-from qwengyre.transfer.api import Carrier, Exposure
+from qwengyre.transfer.api import Exposure, Transport
 
 PREFIX = "qwengyre-bench-weights"
 PARAMETER_BYTES = 4 << 20
@@ -33,7 +33,7 @@ READER = "from qwengyre.bench.weights import satellite; satellite()"
 
 
 class ReadFigures(msgspec.Struct, frozen=True):
-    carrier: str
+    transport: str
     snapshot_gb: float
     satellites: int
     snapshot_gb_per_s: float
@@ -53,7 +53,7 @@ class ReadFigures(msgspec.Struct, frozen=True):
 class SatelliteJob(msgspec.Struct, frozen=True):
     """What a satellite process is told."""
 
-    carrier: str
+    transport: str
     exposure: Exposure
     cpus: list[int]
     """Where it may run."""
@@ -64,28 +64,28 @@ def weights(
     satellites: Annotated[int, typer.Option(min=1, help="Processes that read it.")] = 3,
     updates: Annotated[int, typer.Option(min=1, help="Snapshots published while others read.")] = 1000,
     repeats: Annotated[int, typer.Option(min=1, help="Measurements; medians count.")] = 5,
-    carrier: CarrierName = "shm",
+    transport: TransportName = "shm",
     json_target: JsonTarget = None,
 ) -> None:
-    """Read snapshots from several processes: speed against the bare carrier, cost to the core, torn reads."""
+    """Read snapshots from several processes: speed against the bare transport, cost to the core, torn reads."""
     num_parameters = max(1, int(gigabytes * 1e9 / PARAMETER_BYTES))
     parameters = {f"layers.{index}.weight": np.full(PARAMETER_BYTES // 4, index, np.float32) for index in range(num_parameters)}
     step = BusyStep()
     raw_rates, rates, slowdowns = [], [], []
-    with closing(open_bench_carrier(carrier, PREFIX)) as core:
+    with closing(open_bench_transport(transport, PREFIX)) as core:
         snapshot = core.expose(parameters, version=1, epoch=1)
         raw = core.expose({"all": np.ones(snapshot.num_bytes, np.uint8)}, version=1, epoch=1)
         del parameters
         for _ in range(repeats):
-            raw_rates.append(read_by_satellites(raw, carrier, satellites, step))
-            rates.append(read_by_satellites(snapshot, carrier, satellites, step))
-            slowdowns += slowdowns_by(snapshot, carrier, satellites, step)
-    good, stale, torn = read_under_updates(carrier, updates)
+            raw_rates.append(read_by_satellites(raw, transport, satellites, step))
+            rates.append(read_by_satellites(snapshot, transport, satellites, step))
+            slowdowns += slowdowns_by(snapshot, transport, satellites, step)
+    good, stale, torn = read_under_updates(transport, updates)
     raw_rate, rate, gb = median(raw_rates), median(rates), snapshot.num_bytes / 1e9
     slowdown = median(slowdowns)
-    figures = ReadFigures(carrier, gb, satellites, rate, raw_rate, rate / raw_rate, slowdown, updates, good, stale, torn)
+    figures = ReadFigures(transport, gb, satellites, rate, raw_rate, rate / raw_rate, slowdown, updates, good, stale, torn)
     write_json(json_target, figures)
-    say(f"{figures.snapshot_gb:.2f} GB to {satellites} satellites over {carrier}: {rate:.2f} GB/s, raw {raw_rate:.2f} GB/s")
+    say(f"{figures.snapshot_gb:.2f} GB to {satellites} satellites over {transport}: {rate:.2f} GB/s, raw {raw_rate:.2f} GB/s")
     say(f"share_of_raw {figures.share_of_raw:.2f}    core_slowdown {figures.core_slowdown:+.1%}")
     say(f"torn {torn} of {good + stale:,} reads under {updates:,} updates ({good:,} good, {stale:,} refused as stale)")
 
@@ -93,8 +93,8 @@ def weights(
 class Satellites:
     """Processes that read an exposure, once all are ready, on `cpus`."""
 
-    def __init__(self, exposure: Exposure, carrier: str, num: int, cpus: list[int]):
-        job = msgspec.json.encode(SatelliteJob(carrier, exposure, cpus))
+    def __init__(self, exposure: Exposure, transport: str, num: int, cpus: list[int]):
+        job = msgspec.json.encode(SatelliteJob(transport, exposure, cpus))
         self._readers = [
             subprocess.Popen([sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(num)
         ]
@@ -132,19 +132,19 @@ class Satellites:
         reader.communicate()
 
 
-def read_by_satellites(exposure: Exposure, carrier: str, num_satellites: int, step: BusyStep) -> float:
+def read_by_satellites(exposure: Exposure, transport: str, num_satellites: int, step: BusyStep) -> float:
     """GB/s that all satellites read together, while this process computes step after step on a processor of its own."""
     with _on_first_cpu() as others:
-        satellites = Satellites(exposure, carrier, num_satellites, others)
+        satellites = Satellites(exposure, transport, num_satellites, others)
         while satellites.is_reading():
             step.cpu_s()
     return num_satellites * ROUNDS * exposure.num_bytes / satellites.seconds() / 1e9
 
 
-def slowdowns_by(exposure: Exposure, carrier: str, num_satellites: int, step: BusyStep) -> list[float]:
+def slowdowns_by(exposure: Exposure, transport: str, num_satellites: int, step: BusyStep) -> list[float]:
     """CPU time of a step while satellites read over one while they are stopped, less one; by turns of some milliseconds."""
     with _on_first_cpu() as others:
-        satellites = Satellites(exposure, carrier, num_satellites, others)
+        satellites = Satellites(exposure, transport, num_satellites, others)
         slowdowns = []
         while satellites.is_reading():
             busy_s = step.cpu_s()
@@ -172,7 +172,7 @@ def satellite() -> None:
     """The reader's process: take a job, allocate, read when told."""
     job = msgspec.json.decode(sys.stdin.readline(), type=SatelliteJob)
     os.sched_setaffinity(0, job.cpus)
-    reader = open_bench_carrier(job.carrier, PREFIX)
+    reader = open_bench_transport(job.transport, PREFIX)
     target = {region.name: np.ones(region.shape, region.dtype) for region in job.exposure.regions}
     print("ready", flush=True)
     sys.stdin.readline()
@@ -199,16 +199,16 @@ class BusyStep:
         return time.thread_time() - began
 
 
-def read_under_updates(carrier: str, num_updates: int, num_readers: int = 2) -> tuple[int, int, int]:
+def read_under_updates(transport: str, num_updates: int, num_readers: int = 2) -> tuple[int, int, int]:
     """Good, stale and torn reads while the owner publishes `num_updates` versions in place, at gaps of up to two reads."""
-    owner = open_bench_carrier(carrier, PREFIX)
+    owner = open_bench_transport(transport, PREFIX)
     zeros = np.zeros(100_000, np.int64)
     latest = [owner.expose({"first": zeros, "last": zeros}, version=0, epoch=1)]
-    gaps_s = np.random.default_rng(0).uniform(0, 2 * _read_s(carrier, latest[0]), num_updates)
+    gaps_s = np.random.default_rng(0).uniform(0, 2 * _read_s(transport, latest[0]), num_updates)
     stop, counts = threading.Event(), np.zeros((num_readers, 3), np.int64)
 
     def read_on(index: int) -> None:
-        reader = open_bench_carrier(carrier, PREFIX)
+        reader = open_bench_transport(transport, PREFIX)
         while not stop.is_set():
             counts[index, _outcome(reader, latest[0])] += 1
         reader.close()
@@ -230,9 +230,9 @@ def read_under_updates(carrier: str, num_updates: int, num_readers: int = 2) -> 
     return good, stale, torn
 
 
-def _read_s(carrier: str, exposure: Exposure) -> float:
+def _read_s(transport: str, exposure: Exposure) -> float:
     """How long a read takes."""
-    reader = open_bench_carrier(carrier, PREFIX)
+    reader = open_bench_transport(transport, PREFIX)
     reader.read(exposure)
     began = time.perf_counter()
     reader.read(exposure)
@@ -241,7 +241,7 @@ def _read_s(carrier: str, exposure: Exposure) -> float:
     return elapsed
 
 
-def _outcome(reader: Carrier, exposure: Exposure) -> int:
+def _outcome(reader: Transport, exposure: Exposure) -> int:
     """0 a whole snapshot of the version asked for, 1 refused as stale, 2 torn."""
     try:
         got = reader.read(exposure)

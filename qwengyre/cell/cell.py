@@ -34,8 +34,8 @@ from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.api import CellTrainer, Membership
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
-from qwengyre.transfer.carriers import CarrierPlace
 from qwengyre.transfer.config import TransferConfig
+from qwengyre.transfer.transports import TransportPlace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,11 +90,11 @@ class CellProcess:
 
     def __init__(self, spec: CellSpec, build: Callable[..., CellParts] = build_parts) -> None:
         self.spec = spec
-        place = CarrierPlace(spec.transfer, spec.segment_prefix, spec.host)
-        self.carrier = place.open()
+        place = TransportPlace(spec.transfer, spec.segment_prefix, spec.host)
+        self.transport = place.open()
         trainer = spec.trainer if spec.has_trainer else None
         elsewhere = RanksElsewhere(spec.ranks_here, spec.ranks_file, spec.start_timeout_s)
-        home = Home(self.carrier, place, spec.threads, spec.secret, elsewhere)
+        home = Home(self.transport, place, spec.threads, spec.secret, elsewhere)
         self.engine, self._trainer = build(Path(spec.model_dir), spec.engine, trainer, home)
         if self._trainer is not None:
             self._trainer.offload()
@@ -221,9 +221,9 @@ class CellProcess:
 
     def _publish(self, arrays: dict[str, np.ndarray], version: int) -> Exposure:
         """The last two published snapshots stay readable."""
-        self.published.append(self.carrier.expose(arrays, version=version, epoch=self.spec.incarnation))
+        self.published.append(self.transport.expose(arrays, version=version, epoch=self.spec.incarnation))
         while len(self.published) > 2:
-            self.carrier.release(self.published.pop(0))
+            self.transport.release(self.published.pop(0))
         return self.published[-1]
 
     async def expose_file(self, op: api.ExposeFile) -> api.Exposed:
@@ -273,7 +273,7 @@ class CellProcess:
         if self._store is not None:
             self._store.close()
         self._trainer_thread.shutdown(wait=False, cancel_futures=True)
-        self.carrier.close()
+        self.transport.close()
 
 
 @asynccontextmanager

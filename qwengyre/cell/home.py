@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from qwengyre.transfer.api import Carrier
-from qwengyre.transfer.carriers import CarrierPlace
+from qwengyre.transfer.api import Transport
+from qwengyre.transfer.transports import TransportPlace
 
 
 class RanksElsewhere(NamedTuple):
@@ -20,9 +20,9 @@ class RanksElsewhere(NamedTuple):
 
 
 class Home(NamedTuple):
-    carrier: Carrier
-    place: CarrierPlace
-    """Where `carrier` was opened, for the other processes of the cell."""
+    transport: Transport
+    place: TransportPlace
+    """Where `transport` was opened, for the other processes of the cell."""
     threads: int
     secret: bytes
     """The run's."""

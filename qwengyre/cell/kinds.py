@@ -49,7 +49,7 @@ def _embedded(model_dir: Path, engine: EngineConfig, home: Home, base: Base) -> 
     from qwengyre.engines.embedded import EmbeddedEngine
 
     torch.set_num_threads(home.threads)
-    return EmbeddedEngine(model_dir, home.carrier, engine, base=base)
+    return EmbeddedEngine(model_dir, home.transport, engine, base=base)
 
 
 def _vllm(model_dir: Path, engine: EngineConfig, home: Home) -> CellEngine:
@@ -70,7 +70,7 @@ def _paced_engine(model_dir: Path, engine: EngineConfig, home: Home) -> CellEngi
     from qwengyre.paced.engine import PacedEngine
 
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    return PacedEngine(PacedPlan.read(engine.paced_plan), tokenizer, home.carrier, engine)
+    return PacedEngine(PacedPlan.read(engine.paced_plan), tokenizer, home.transport, engine)
 
 
 def _served(model_dir: Path, engine: EngineConfig, home: Home) -> Serving:
@@ -91,10 +91,10 @@ def _trainer(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig, home
     from qwengyre.trainer.member import MemberTrainer
     from qwengyre.trainer.trainer import Trainer
 
-    return MemberTrainer(Trainer(model_dir, trainer, home.carrier, base=base), home.secret)
+    return MemberTrainer(Trainer(model_dir, trainer, home.transport, base=base), home.secret)
 
 
 def _paced_trainer(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig, home: Home) -> CellTrainer:
     from qwengyre.paced.trainer import PacedTrainer
 
-    return PacedTrainer(PacedPlan.read(engine.paced_plan), home.carrier)
+    return PacedTrainer(PacedPlan.read(engine.paced_plan), home.transport)

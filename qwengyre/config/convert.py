@@ -14,6 +14,8 @@ from qwengyre.config.lines import KeyPath
 from qwengyre.config.near import nearest
 from qwengyre.config.shape import in_words, keys, struct_at
 
+RENAMED: Final = {("transfer", "carrier"): "transfer.transport"}
+"""Keys of earlier run files, and what to write now."""
 _WRONG: Final = object()
 _RULE_OF: Final = re.compile(r"[A-Za-z_0-9]+(\.[A-Za-z_0-9]+)*")
 """By convention the sentence of a `__post_init__` starts with the field that breaks the rule."""
@@ -95,7 +97,9 @@ class Converter:
             return _WRONG
 
     def _hint(self, name: str, at: KeyPath, siblings: tuple[str, ...]) -> str:
-        """The most similar key of the same table, else the same or a similar key of another table."""
+        """What the key is called now, else the most similar key of the same table, else the same or a similar key of another table."""
+        if renamed := RENAMED.get((*at, name)):
+            return f" any more. Write {renamed}"
         if near := nearest(name, siblings):
             return f". Did you mean {'.'.join((*at, near))}?"
         elsewhere = {key.path[-1]: ".".join(key.path) for key in keys(self._struct)}

@@ -19,7 +19,7 @@ from qwengyre.doctor import machine, transfers
 from qwengyre.doctor.finding import Finding, examine
 from qwengyre.doctor.installed import installed_version
 from qwengyre.launchers.on_ray import join_cluster
-from qwengyre.transfer.api import Carrier, Exposure
+from qwengyre.transfer.api import Exposure, Transport
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -51,7 +51,7 @@ class NodeProbe:
         import ray
 
         self._host = ray.util.get_node_ip_address()
-        self._carrier: Carrier | None = None
+        self._transport: Transport | None = None
         """Kept open while others read."""
 
     def findings(self) -> bytes:
@@ -68,7 +68,7 @@ class NodeProbe:
         return time.time()
 
     def expose(self) -> bytes:
-        self._carrier, exposure = transfers.expose("tcp", self._host)
+        self._transport, exposure = transfers.expose("tcp", self._host)
         return msgspec.json.encode(exposure)
 
     def read(self, exposure: bytes) -> bytes | str:

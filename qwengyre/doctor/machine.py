@@ -90,7 +90,7 @@ def space() -> list[Finding]:
     findings = []
     for what, path, least_gb in (("disk", Path.cwd(), MIN_DISK_GB), ("shared memory", Path("/dev/shm"), MIN_SHM_GB)):
         if not path.exists():
-            findings.append(Finding(what, "missing", f"no {path}", 'mount a tmpfs there, or set transfer.carrier = "tcp"'))
+            findings.append(Finding(what, "missing", f"no {path}", 'mount a tmpfs there, or set transfer.transport = "tcp"'))
             continue
         free_gb = shutil.disk_usage(path).free / 1e9
         enough = free_gb >= least_gb

@@ -17,14 +17,14 @@ import numpy as np
 from qwengyre.core.errors import ConfigError, TransferError
 from qwengyre.doctor.finding import Examination, Finding
 from qwengyre.doctor.installed import is_installed
-from qwengyre.transfer.api import Carrier, Exposure
-from qwengyre.transfer.carriers import open_carrier
-from qwengyre.transfer.config import CarrierKind, TransferConfig
+from qwengyre.transfer.api import Exposure, Transport
+from qwengyre.transfer.config import TransferConfig, TransportKind
+from qwengyre.transfer.transports import open_transport
 
 NUM_BYTES: Final = 64 << 20
 NUM_READS: Final = 3
 DEADLINE_S: Final = 30.0
-CARRIERS: Final = ("shm", "tcp")
+TRANSPORTS: Final = ("shm", "tcp")
 SLOW_GB_S: Final = 0.5
 
 
@@ -32,7 +32,7 @@ def hcas(infiniband: Path = Path("/sys/class/infiniband")) -> list[Finding]:
     """RDMA devices and the state of their ports."""
     devices = sorted(infiniband.iterdir()) if infiniband.exists() else []
     if not devices:
-        todo = "" if not _has_nvidia() else 'between machines weights and KV go over TCP: transfer.carrier = "tcp"'
+        todo = "" if not _has_nvidia() else 'between machines weights and KV go over TCP: transfer.transport = "tcp"'
         return [Finding("RDMA devices", "note", "none", todo)]
     findings = []
     for port in (port for device in devices for port in sorted((device / "ports").iterdir())):
@@ -78,16 +78,18 @@ class Rate(msgspec.Struct, frozen=True):
     """Bytes that arrived other than they were."""
 
 
-def expose(carrier: CarrierKind, host: str) -> tuple[Carrier, Exposure]:
-    """A carrier that must be kept, and what it shows: bytes that count up."""
-    made = open_carrier(TransferConfig(carrier=carrier, deadline_s=DEADLINE_S), prefix=f"qg-doctor-{os.getpid()}", host=host)
+def expose(transport: TransportKind, host: str) -> tuple[Transport, Exposure]:
+    """A transport that must be kept, and what it shows: bytes that count up."""
+    made = open_transport(
+        TransferConfig(transport=transport, deadline_s=DEADLINE_S), prefix=f"qg-doctor-{os.getpid()}", host=host
+    )
     return made, made.expose({"bytes": _pattern()}, version=1, epoch=0)
 
 
 def measure(exposure: Exposure, host: str) -> Rate:
     """Read an exposure of another process. Raises TransferError."""
-    carrier = open_carrier(
-        TransferConfig(carrier=msgspec.convert(exposure.carrier, CarrierKind), deadline_s=DEADLINE_S),
+    transport = open_transport(
+        TransferConfig(transport=msgspec.convert(exposure.transport, TransportKind), deadline_s=DEADLINE_S),
         prefix=f"qg-doctor-{os.getpid()}",
         host=host,
     )
@@ -96,10 +98,10 @@ def measure(exposure: Exposure, host: str) -> Rate:
     try:
         for _ in range(NUM_READS):
             began = time.perf_counter()
-            carrier.read(exposure, into)
+            transport.read(exposure, into)
             seconds.append(time.perf_counter() - began)
     finally:
-        carrier.close()
+        transport.close()
     return Rate(NUM_BYTES / min(seconds) / 1e9, int(np.count_nonzero(into["bytes"] != _pattern())))
 
 
@@ -108,14 +110,14 @@ def _pattern() -> np.ndarray:
 
 
 def bandwidth() -> list[Finding]:
-    """Between two processes of this machine, by each carrier that needs nothing."""
-    return [_between_processes(carrier) for carrier in CARRIERS]
+    """Between two processes of this machine, by each transport that needs nothing."""
+    return [_between_processes(transport) for transport in TRANSPORTS]
 
 
-def _between_processes(carrier: str) -> Finding:
-    what = f"bandwidth by {carrier}"
+def _between_processes(transport: str) -> Finding:
+    what = f"bandwidth by {transport}"
     with subprocess.Popen(
-        [sys.executable, "-m", "qwengyre.doctor.transfers", carrier], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "qwengyre.doctor.transfers", transport], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as owner:
         assert owner.stdin is not None and owner.stdout is not None
         try:
@@ -126,7 +128,7 @@ def _between_processes(carrier: str) -> Finding:
                 what,
                 "missing",
                 f"two processes cannot read from each other: {error}",
-                f"use another transfer.carrier than {carrier!r}",
+                f"use another transfer.transport than {transport!r}",
             )
         finally:
             owner.stdin.close()
@@ -148,11 +150,11 @@ EXAMINATIONS: Final[tuple[Examination, ...]] = (hcas, bandwidth)
 
 def _main() -> None:
     """Expose until stdin closes."""
-    carrier, exposure = expose(msgspec.convert(sys.argv[1], CarrierKind), "127.0.0.1")
+    transport, exposure = expose(msgspec.convert(sys.argv[1], TransportKind), "127.0.0.1")
     sys.stdout.buffer.write(msgspec.json.encode(exposure) + b"\n")
     sys.stdout.flush()
     sys.stdin.read()
-    carrier.close()
+    transport.close()
 
 
 if __name__ == "__main__":

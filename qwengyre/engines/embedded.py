@@ -32,7 +32,7 @@ from qwengyre.engines.served import read_served
 from qwengyre.models.adapter_record import ADAPTER, Base
 from qwengyre.models.adapters import merging
 from qwengyre.models.probe import PROBE, probe_in
-from qwengyre.transfer.api import Carrier, Exposure
+from qwengyre.transfer.api import Exposure, Transport
 from qwengyre.transfer.layout import placeholders
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class EmbeddedEngine:
     def __init__(
         self,
         model_dir: Path,
-        carrier: Carrier,
+        transport: Transport,
         config: EngineConfig,
         *,
         start_offloaded: bool = False,
@@ -61,7 +61,7 @@ class EmbeddedEngine:
         """`base`: the weights that adapters change, shared with others in this process; None reads the folder's when they come."""
         self._base = Base(model_dir) if base is None else base
         self.config, self.spec = config, read_served(model_dir)
-        self._carrier = carrier
+        self._transport = transport
         self._core: EngineCore | None = None
         self._totals = EngineStats(0, 0, 0, 0, 0, 0.0)
         self._busy_s, self._failure = 0.0, ""
@@ -205,7 +205,7 @@ class EmbeddedEngine:
         self._paused = False
 
     def _update_weights(self, snapshot: Exposure, version: int) -> None:
-        core, parameters = self._need_core(), self._carrier.read(snapshot)
+        core, parameters = self._need_core(), self._transport.read(snapshot)
         if ADAPTER in parameters:
             base = self._base.arrays()
             core.load_weights_by(merging(base, parameters), base, version)
@@ -220,7 +220,7 @@ class EmbeddedEngine:
         if not num_tokens:
             return None
         known = np.ascontiguousarray(token_ids[:num_tokens])
-        exposure = self._carrier.expose({TOKENS: known} | regions, version=core.version, epoch=KV_EPOCH)
+        exposure = self._transport.expose({TOKENS: known} | regions, version=core.version, epoch=KV_EPOCH)
         handle_id = f"{exposure.location}/{next(self._numbers)}"
         self._pinned[handle_id] = exposure, time.monotonic() + self.config.pin_deadline_s
         return KVHandle(handle_id, exposure, num_tokens, self._fingerprint(), core.version)
@@ -232,12 +232,12 @@ class EmbeddedEngine:
         if handle.version != core.version:
             raise KVRefused(f"KV of version {handle.version}, this engine has {core.version}")
         token_ids = np.empty(handle.num_tokens, np.int32)
-        self._carrier.read(handle.exposure, {TOKENS: token_ids})
-        return core.import_blocks(token_ids, lambda into: self._carrier.read(handle.exposure, into))
+        self._transport.read(handle.exposure, {TOKENS: token_ids})
+        return core.import_blocks(token_ids, lambda into: self._transport.read(handle.exposure, into))
 
     def _release(self, handle_id: str) -> None:
         if pinned := self._pinned.pop(handle_id, None):
-            self._carrier.release(pinned[0])
+            self._transport.release(pinned[0])
 
     def _expire_pins(self) -> None:
         now = time.monotonic()
@@ -260,13 +260,13 @@ class EmbeddedEngine:
         core = EngineCore(self.spec, self.config, version=version)
         like = placeholders(snapshot)
         if ADAPTER in like:
-            base, parameters = self._base.arrays(), self._carrier.read(snapshot)
+            base, parameters = self._base.arrays(), self._transport.read(snapshot)
             core.fill_weights(merging(base, parameters), base)
             self._prove(core, parameters)
             self._core = core
             return
-        core.fill_weights(lambda into: self._carrier.read(snapshot, into), like)
-        self._prove(core, self._carrier.read(snapshot, {PROBE: np.empty(like[PROBE].shape, np.uint8)}) if PROBE in like else {})
+        core.fill_weights(lambda into: self._transport.read(snapshot, into), like)
+        self._prove(core, self._transport.read(snapshot, {PROBE: np.empty(like[PROBE].shape, np.uint8)}) if PROBE in like else {})
         self._core = core
 
     def _prove(self, core: EngineCore, parameters: Mapping[str, np.ndarray]) -> None:

@@ -21,7 +21,7 @@ from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable
 from qwengyre.engines.api import Capacity, EngineStats, FinishReason, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.config import EngineConfig
 from qwengyre.paced.plan import PacedPlan
-from qwengyre.transfer.api import Carrier, Exposure
+from qwengyre.transfer.api import Exposure, Transport
 
 NUM_CHUNKS: Final = 4
 """Parts in which an answer is streamed: enough to be moved in mid-generation, few enough to cost little."""
@@ -33,9 +33,9 @@ END: Final = "<|im_end|>"
 class PacedEngine:
     """Implements `engines.api.CellEngine`. Safe on one event loop."""
 
-    def __init__(self, plan: PacedPlan, tokenizer: Tokenizer, carrier: Carrier, config: EngineConfig):
+    def __init__(self, plan: PacedPlan, tokenizer: Tokenizer, transport: Transport, config: EngineConfig):
         """Raises EngineError for a tokenizer without the token that ends a reply."""
-        self._plan, self._tokenizer, self._carrier, self._config = plan, tokenizer, carrier, config
+        self._plan, self._tokenizer, self._transport, self._config = plan, tokenizer, transport, config
         if (end_id := tokenizer.token_to_id(END)) is None:
             raise EngineError(
                 f"a paced run ends its replies with {END}, which the tokenizer of this policy lacks: take a Qwen policy"
@@ -101,13 +101,13 @@ class PacedEngine:
 
     async def update_weights(self, snapshot: Exposure, version: int) -> None:
         self._need_memory()
-        self._carrier.read(snapshot)
+        self._transport.read(snapshot)
         self._version, self._imported = version, []
 
     async def export_kv(self, token_ids: bytes) -> KVHandle | None:
         self._need_memory()
         tokens_T = np.frombuffer(token_ids, TOKEN)
-        exposure = self._carrier.expose({"token_ids": tokens_T}, version=self._version, epoch=0)
+        exposure = self._transport.expose({"token_ids": tokens_T}, version=self._version, epoch=0)
         handle_id = f"paced/{next(self._numbers)}"
         self._pinned[handle_id] = exposure
         return KVHandle(handle_id, exposure, len(tokens_T), FINGERPRINT, self._version)
@@ -116,7 +116,7 @@ class PacedEngine:
         self._need_memory()
         if handle.fingerprint != FINGERPRINT or handle.version != self._version:
             raise KVRefused(f"KV of {handle.fingerprint} version {handle.version}, this engine has version {self._version}")
-        tokens_T = self._carrier.read(handle.exposure)["token_ids"]
+        tokens_T = self._transport.read(handle.exposure)["token_ids"]
         assert isinstance(tokens_T, np.ndarray), "exported in one piece"
         self._imported.append(tokens_T)
         self._count(tokens_imported=len(tokens_T))
@@ -124,7 +124,7 @@ class PacedEngine:
 
     async def release(self, handle_id: str) -> None:
         if (exposure := self._pinned.pop(handle_id, None)) is not None:
-            self._carrier.release(exposure)
+            self._transport.release(exposure)
 
     async def offload(self) -> None:
         if self._aborts:

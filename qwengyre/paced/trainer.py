@@ -21,14 +21,14 @@ from qwengyre.paced.plan import PacedPlan
 from qwengyre.trainer import checkpoint
 from qwengyre.trainer.api import Membership
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
-from qwengyre.transfer.api import Carrier, Exposure
+from qwengyre.transfer.api import Exposure, Transport
 
 NUM_WEIGHTS = 256
 
 
 class PacedTrainer:
-    def __init__(self, plan: PacedPlan, carrier: Carrier):
-        self._plan, self._carrier = plan, carrier
+    def __init__(self, plan: PacedPlan, transport: Transport):
+        self._plan, self._transport = plan, transport
         self.weights = np.zeros(NUM_WEIGHTS, np.float32)
         self.step = -1
         self._free_at = [0.0] * plan.num_replicas
@@ -99,12 +99,12 @@ class PacedTrainer:
 
     def expose(self, version: int, incarnation: int) -> Exposure:
         if self._exposure is not None:
-            self._carrier.release(self._exposure)
-        self._exposure = self._carrier.expose({"weights": self.weights}, version=version, epoch=incarnation)
+            self._transport.release(self._exposure)
+        self._exposure = self._transport.expose({"weights": self.weights}, version=version, epoch=incarnation)
         return self._exposure
 
     def pull(self, snapshot: Exposure) -> None:
-        self._carrier.read(snapshot, into={"weights": self.weights})
+        self._transport.read(snapshot, into={"weights": self.weights})
 
     def offload(self) -> None:
         """Nothing to give back; the engine prices the switch."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from qwengyre.runtime.run_config import RunConfig
 
 OPTIONAL: Final = ("ray", "mooncake")
-"""Values of runtime.launcher and transfer.carrier that need the module of that name, which the extra of that name brings."""
+"""Values of runtime.launcher and transfer.transport that need the module of that name, which the extra of that name brings."""
 MOST_TASK_ERRORS: Final = 20
 """A whole folder may be wrong in the same way: `qwengyre tasks check` lists all of it."""
 
@@ -262,7 +262,7 @@ def _check_lora(config: RunConfig) -> Mistakes:
 
 
 def _check_packages(config: RunConfig) -> Mistakes:
-    for key, value in (("runtime.launcher", config.runtime.launcher), ("transfer.carrier", config.transfer.carrier)):
+    for key, value in (("runtime.launcher", config.runtime.launcher), ("transfer.transport", config.transfer.transport)):
         if value in OPTIONAL and importlib.util.find_spec(value) is None:
             yield ConfigError(f"{value} is not installed: {to_have(value)}", key=key)
     if config.engine.engine == "vllm":
@@ -273,10 +273,10 @@ def _check_packages(config: RunConfig) -> Mistakes:
 
 def _check_wires(config: RunConfig) -> Mistakes:
     """What asks nobody who he is, the user has to answer for."""
-    if config.transfer.carrier == "mooncake" and not config.transfer.mooncake_trusts_network:
+    if config.transfer.transport == "mooncake" and not config.transfer.mooncake_trusts_network:
         yield ConfigError(
             "Mooncake lets whoever reaches a node's ports read and overwrite weights and KV. Set it to true if a firewall or a network of "
-            'their own keeps everybody else from the nodes; else use carrier = "tcp"',
+            'their own keeps everybody else from the nodes; else use transport = "tcp"',
             key="transfer.mooncake_trusts_network",
         )
 

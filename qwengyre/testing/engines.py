@@ -18,7 +18,7 @@ from qwengyre.core.arrays import common_prefix
 from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable, KVRefused
 from qwengyre.engines.api import Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.engines.model import expected_shapes, read_spec
-from qwengyre.transfer.api import Carrier, Exposure
+from qwengyre.transfer.api import Exposure, Transport
 
 Script = Callable[[GenerateRequest], Sequence[int]]
 """The output of a request, from its first index on. A continuation must get what the whole call would have gone on with."""
@@ -73,13 +73,13 @@ class ScriptedEngine:
         self,
         script: Script | None = None,
         *,
-        carrier: Carrier | None = None,
+        transport: Transport | None = None,
         max_context_tokens: int = 4096,
         tokens_per_chunk: int = 1,
         held: bool = False,
     ):
         self._script = script or hashed_script()
-        self._carrier, self._max_context_tokens = carrier, max_context_tokens
+        self._transport, self._max_context_tokens = transport, max_context_tokens
         self._tokens_per_chunk, self._held = tokens_per_chunk, held
         self._version, self._offloaded, self._closed = 0, False, False
         self._granted: dict[str, int] = {}
@@ -143,8 +143,8 @@ class ScriptedEngine:
 
     async def update_weights(self, snapshot: Exposure, version: int) -> None:
         self._need()
-        if self._carrier is not None:
-            self._carrier.read(snapshot)
+        if self._transport is not None:
+            self._transport.read(snapshot)
         self._count(tokens_recomputed_at_publish=sum(len(tokens) for tokens in self._running.values()))
         self._version, self._cached = version, []
 
@@ -152,9 +152,9 @@ class ScriptedEngine:
         self._need()
         tokens = np.frombuffer(token_ids, np.int32)
         num_tokens = self._match(tokens)
-        if not num_tokens or self._carrier is None:
+        if not num_tokens or self._transport is None:
             return None
-        exposure = self._carrier.expose({"token_ids": tokens[:num_tokens]}, version=self._version, epoch=0)
+        exposure = self._transport.expose({"token_ids": tokens[:num_tokens]}, version=self._version, epoch=0)
         handle_id = f"scripted/{next(self._numbers)}"
         self._pinned[handle_id] = exposure
         return KVHandle(handle_id, exposure, num_tokens, FINGERPRINT, self._version)
@@ -163,15 +163,15 @@ class ScriptedEngine:
         self._need()
         if handle.fingerprint != FINGERPRINT or handle.version != self._version:
             raise KVRefused(f"KV of {handle.fingerprint} version {handle.version}, this engine has version {self._version}")
-        assert self._carrier is not None
-        tokens = self._carrier.read(handle.exposure)["token_ids"]
+        assert self._transport is not None
+        tokens = self._transport.read(handle.exposure)["token_ids"]
         self._count(tokens_imported=max(0, len(tokens) - self._match(tokens)))
         self._cached.append(tokens)
         return len(tokens)
 
     async def release(self, handle_id: str) -> None:
-        if (exposure := self._pinned.pop(handle_id, None)) and self._carrier is not None:
-            self._carrier.release(exposure)
+        if (exposure := self._pinned.pop(handle_id, None)) and self._transport is not None:
+            self._transport.release(exposure)
 
     async def offload(self) -> None:
         if self._running:

@@ -141,7 +141,7 @@ def _answer(core: EngineCore, prompt: np.ndarray, first_index: int, num_tokens: 
 
 
 def _copy(regions: Mapping[str, Pieces], into: Mapping[str, Pieces]) -> None:
-    """As a carrier reads: regions may be in pieces at either end."""
+    """As a transport reads: regions may be in pieces at either end."""
     for name, targets in into.items():
         source = regions[name]
         rows, start = np.concatenate(source) if isinstance(source, list) else source, 0

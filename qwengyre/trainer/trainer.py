@@ -36,7 +36,7 @@ from qwengyre.trainer.placement import HOST, device_of, put
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
 from qwengyre.trainer.sharded import Alone, Ranks
 from qwengyre.trainer.tree_model import ALONE, RowOutput, TreeModel
-from qwengyre.transfer.api import Carrier, Exposure
+from qwengyre.transfer.api import Exposure, Transport
 
 
 class Trainer:
@@ -44,7 +44,7 @@ class Trainer:
         self,
         model_dir: Path,
         config: TrainerConfig,
-        carrier: Carrier,
+        transport: Transport,
         ranks: Alone | Ranks = ALONE,
         device: torch.device | None = None,
         base: Base | None = None,
@@ -54,7 +54,7 @@ class Trainer:
         `ranks`: this process is one of several that make up the cell; all of them call every method alike. `device`: None is the
         one that the config names. `base` is told the weights that adapters change, for the engine of the same cell.
         """
-        self.model_dir, self.config, self.carrier = Path(model_dir), config, carrier
+        self.model_dir, self.config, self.transport = Path(model_dir), config, transport
         self.ranks = ranks
         self.device = device_of(config.device) if device is None else device
         self.tree_model = TreeModel.load(self.model_dir, config, ranks, self.device)
@@ -140,20 +140,20 @@ class Trainer:
         arrays = self.flat.arrays()
         if self.exposure is None or self.exposure.epoch != epoch:
             if self.exposure is not None:
-                self.carrier.release(self.exposure)
-            self.exposure = self.carrier.expose(arrays, version=version, epoch=epoch)
+                self.transport.release(self.exposure)
+            self.exposure = self.transport.expose(arrays, version=version, epoch=epoch)
             return self.exposure
-        self.carrier.begin_write(self.exposure)
-        for name, buffer in self.carrier.buffers(self.exposure).items():
+        self.transport.begin_write(self.exposure)
+        for name, buffer in self.transport.buffers(self.exposure).items():
             np.copyto(buffer, arrays[name])
-        self.exposure = self.carrier.republish(self.exposure, version=version)
+        self.exposure = self.transport.republish(self.exposure, version=version)
         return self.exposure
 
     def pull(self, exposure: Exposure) -> None:
         """Satellite: read the core's snapshot in place. Raises StaleRead, TransferError: then the weights are unusable."""
         self.flat.restore()
         self._pulled = True
-        self.carrier.read(exposure, into=self.flat.landing())
+        self.transport.read(exposure, into=self.flat.landing())
         self.flat.landed()
         self.flat.commit()
 

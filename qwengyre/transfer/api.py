@@ -22,10 +22,10 @@ class Region(msgspec.Struct, frozen=True):
 class Exposure(msgspec.Struct, frozen=True):
     """Where and what to read; small, sent over the control plane."""
 
-    carrier: str
+    transport: str
     """`shm`, `tcp` or `mooncake`."""
     location: str
-    """Segment name or address; only the carrier reads it."""
+    """Segment name or address; only the transport reads it."""
     regions: tuple[Region, ...]
     version: int
     epoch: int
@@ -38,8 +38,8 @@ Pieces = np.ndarray | list[np.ndarray]
 """One array, or several that follow one another along the first axis: gathered by `expose`, scattered by `read`."""
 
 
-class Carrier(Protocol):
-    """One per process. Not thread-safe unless the carrier says so."""
+class Transport(Protocol):
+    """One per process. Not thread-safe unless the transport says so."""
 
     def expose(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
         """Allocate memory that others can read, copy `arrays` in and announce it."""
@@ -70,7 +70,7 @@ class Carrier(Protocol):
         ...
 
     def view(self, exposure: Exposure) -> dict[str, np.ndarray] | None:
-        """All regions where they lie, read-only, not copied; None from a carrier that cannot. Raises StaleRead as `read` does.
+        """All regions where they lie, read-only, not copied; None from a transport that cannot. Raises StaleRead as `read` does.
 
         Only for what is never republished. The bytes stay as long as the arrays do, even when the owner releases them or dies.
         """

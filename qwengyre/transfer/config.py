@@ -6,20 +6,20 @@ from typing import Literal
 
 import msgspec
 
-CarrierKind = Literal["auto", "shm", "tcp", "mooncake"]
+TransportKind = Literal["auto", "shm", "tcp", "mooncake"]
 
 
 class TransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How snapshots and KV blocks travel between the cells of a run."""
 
-    carrier: CarrierKind = "auto"
+    transport: TransportKind = "auto"
     """`shm`: shared memory, all cells on one host. `tcp`: a block server in every process. `mooncake`: the Mooncake Transfer
     Engine, of the extra `mooncake`. `auto`: by the launcher, `shm` or `tcp`."""
     host: str = ""
     """Address that `tcp` and `mooncake` are read at; empty: the cell's own. Other hosts must reach it. Traffic is not encrypted."""
     mooncake_trusts_network: bool = False
     """Mooncake asks nobody who he is and listens on every interface: whoever reaches a node's ports can read and OVERWRITE weights and
-    KV. Set it to true if nobody but this run's nodes can reach them; a run with `carrier = "mooncake"` does not start otherwise."""
+    KV. Set it to true if nobody but this run's nodes can reach them; a run with `transport = "mooncake"` does not start otherwise."""
     mooncake_protocol: Literal["tcp", "rdma"] = "tcp"
     """What Mooncake uses. `rdma` needs an HCA on every host and refuses to start without one."""
     mooncake_device: str = ""
@@ -33,4 +33,4 @@ class TransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def resolved(self, *, one_host: bool) -> TransferConfig:
         """With `auto` decided: shared memory where all cells share it, else TCP."""
-        return self if self.carrier != "auto" else msgspec.structs.replace(self, carrier="shm" if one_host else "tcp")
+        return self if self.transport != "auto" else msgspec.structs.replace(self, transport="shm" if one_host else "tcp")

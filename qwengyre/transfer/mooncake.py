@@ -65,8 +65,8 @@ class _Segment(NamedTuple):
     fence: Fence
 
 
-class MooncakeCarrier:
-    """Carrier over Mooncake. Thread-safe; an owner's `buffers` belong to one writer.
+class MooncakeTransport:
+    """Transport over Mooncake. Thread-safe; an owner's `buffers` belong to one writer.
 
     Mooncake listens on all interfaces, whatever `host` says; `host` is what it tells readers. Traffic is not encrypted.
     Raises TransferError when the package is missing, or for "rdma" on a host without an HCA.
@@ -233,7 +233,7 @@ def _load() -> Any:
         from mooncake.engine import TransferEngine
     except ImportError as error:
         raise TransferError(
-            f"the mooncake carrier cannot be loaded ({error}): install qwengyre's extra `mooncake`, "
+            f"the mooncake transport cannot be loaded ({error}): install qwengyre's extra `mooncake`, "
             "and the system library libibverbs1 (Debian: apt-get install libibverbs1)"
         ) from error
     return TransferEngine

@@ -81,8 +81,8 @@ class _Segment:
         os.close(self._fd)
 
 
-class ShmCarrier:
-    """Carrier over shared memory. Thread-safe; an owner's `buffers` belong to one writer.
+class ShmTransport:
+    """Transport over shared memory. Thread-safe; an owner's `buffers` belong to one writer.
 
     Segments are named `<prefix>-<pid>-<n>-<random>`; `cleanup(prefix)` removes what killed processes left.
     """

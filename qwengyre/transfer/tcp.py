@@ -64,8 +64,8 @@ class _Segment:
         return "is being written" if self.sequence % 2 else None
 
 
-class TcpCarrier:
-    """Carrier over TCP. Thread-safe; an owner's `buffers` belong to one writer.
+class TcpTransport:
+    """Transport over TCP. Thread-safe; an owner's `buffers` belong to one writer.
 
     Listens on `host` from construction on. `deadline_s` bounds every wait of a reader and of the server for a reader.
     """
@@ -82,7 +82,7 @@ class TcpCarrier:
         except OSError as error:
             raise TransferError(f"cannot listen on {host}: {error.strerror}") from error
         self._address = f"{host}:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, name="tcp-carrier", daemon=True).start()
+        threading.Thread(target=self._accept, name="tcp-transport", daemon=True).start()
 
     def expose(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
         exposure = self.reserve(arrays, version=version, epoch=epoch)
@@ -161,7 +161,7 @@ class TcpCarrier:
             if oldest is not None:
                 with contextlib.suppress(OSError):  # it has ended already
                     oldest.shutdown(socket.SHUT_RDWR)
-            threading.Thread(target=self._serve, args=(connection,), name="tcp-carrier-read", daemon=True).start()
+            threading.Thread(target=self._serve, args=(connection,), name="tcp-transport-read", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:

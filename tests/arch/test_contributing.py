@@ -24,6 +24,6 @@ def test_every_target_that_it_names_exists(target: str):
 
 def test_every_kind_that_can_be_added_is_told():
     told = re.findall(r"^\| an? ([a-z ]+?)(?: of weights and KV)? \| ", PAGE, re.M)
-    assert {"harness", "engine", "carrier", "launcher", "objective", "scheduler policy", "dialect", "command", "bench"} <= set(
+    assert {"harness", "engine", "transport", "launcher", "objective", "scheduler policy", "dialect", "command", "bench"} <= set(
         told
     )

@@ -48,7 +48,7 @@ def spec_in(folder: Path, *, cell: int = 0, incarnation: int = 0, has_trainer: b
         trainer=TrainerConfig(),
         collective_timeout_s=10.0,
         has_trainer=has_trainer,
-        transfer=TransferConfig(carrier="tcp"),
+        transfer=TransferConfig(transport="tcp"),
     )
 
 

@@ -30,7 +30,7 @@ from qwengyre.testing.families import moved_parameters, write_family
 from qwengyre.testing.paced import PLAN
 from qwengyre.testing.tokenizers import byte_tokenizer
 from qwengyre.transfer.api import Exposure
-from qwengyre.transfer.shm import ShmCarrier, cleanup
+from qwengyre.transfer.shm import ShmTransport, cleanup
 
 FAMILIES = ("llama", "gemma3_text", "qwen3_5_text", "qwen3_moe", "deepseek_v3")
 """Embedded, by transformers' own forward: dense, sliding windows, hybrid, mixture, latent attention."""
@@ -61,7 +61,7 @@ class Bench:
 
     def __init__(self, kind: str, model_dir: Path, prefix: str):
         self.kind, self.model_dir = kind, model_dir
-        self.carrier = ShmCarrier(prefix)
+        self.transport = ShmTransport(prefix)
         self._stack = AsyncExitStack()
         self._behind: dict[Serving, CellEngine] = {}
 
@@ -82,15 +82,15 @@ class Bench:
 
     async def _make(self, holds: bool) -> Serving:
         if self.kind == "scripted":
-            return ScriptedEngine(carrier=self.carrier, max_context_tokens=MAX_CONTEXT, tokens_per_chunk=3)
+            return ScriptedEngine(transport=self.transport, max_context_tokens=MAX_CONTEXT, tokens_per_chunk=3)
         if self.kind == "paced":
             many = msgspec.structs.replace(CONFIG, max_running=16)  # its calls never wait: one too many is refused
-            return PacedEngine(PLAN, byte_tokenizer(), self.carrier, many)
+            return PacedEngine(PLAN, byte_tokenizer(), self.transport, many)
         if self.kind == "completions":
             server = CompletionsServer(lambda prompt: range(1, MAX_CONTEXT), max_model_len=MAX_CONTEXT, held=holds)
             await self._stack.enter_async_context(server)
             return CompletionsEngine(open_http(server.url), "policy", max_context_tokens=MAX_CONTEXT)
-        return EmbeddedEngine(self.model_dir, self.carrier, CONFIG)
+        return EmbeddedEngine(self.model_dir, self.transport, CONFIG)
 
     async def _served_to_others(self, engine: CellEngine) -> RemoteEngine:
         server = EngineServer(engine, secret=SECRET)
@@ -104,11 +104,11 @@ class Bench:
 
     def snapshot(self, version: int) -> Exposure:
         made = moved_parameters if self.kind in FAMILIES else tiny_parameters
-        return self.carrier.expose(made(self.model_dir, seed=version), version=version, epoch=1)
+        return self.transport.expose(made(self.model_dir, seed=version), version=version, epoch=1)
 
     async def close(self) -> None:
         await self._stack.aclose()
-        self.carrier.close()
+        self.transport.close()
 
 
 @pytest.fixture(scope="module")

@@ -40,9 +40,9 @@ from qwengyre.trainer.checkpoint import read_published
 from qwengyre.trainer.config import LoraConfig, TrainerConfig
 from qwengyre.trainer.member import MemberTrainer
 from qwengyre.transfer.api import Exposure
-from qwengyre.transfer.carriers import CarrierPlace
 from qwengyre.transfer.config import TransferConfig
 from qwengyre.transfer.shm import cleanup
+from qwengyre.transfer.transports import TransportPlace
 
 pytestmark = pytest.mark.integration
 SECRET = b"secret"
@@ -105,7 +105,7 @@ class Bench:
 
     def __init__(self, kind: Kind, folder: Path, prefix: str) -> None:
         self.kind, self.folder = kind, folder
-        self.place = CarrierPlace(TransferConfig(carrier="shm"), prefix, "127.0.0.1")
+        self.place = TransportPlace(TransferConfig(transport="shm"), prefix, "127.0.0.1")
         model = write_tiny_qwen3(folder / "model") if kind.computes else write_byte_tokenizer(folder / "model")
         (folder / "plan.json").write_bytes(msgspec.json.encode(PLAN))
         engine = EngineConfig(engine=kind.engine, paced_plan="" if kind.computes else str(folder / "plan.json"))
@@ -114,7 +114,7 @@ class Bench:
         self.core, self.satellite = (Host(model, engine, config, self.place, SECRET) for _ in range(2))
         for host in (self.core, self.satellite):
             host.wait_ready()
-        self.carrier = self.place.open()
+        self.transport = self.place.open()
         self._memberships = 0
         self.core("save_checkpoint", folder / "start", 0, model, {})
 
@@ -151,7 +151,7 @@ class Bench:
     def close(self) -> None:
         for host in (self.core, self.satellite):
             host.close()
-        self.carrier.close()
+        self.transport.close()
         self.store.close()
 
 
@@ -201,11 +201,11 @@ def test_a_step_of_two_members_moves_the_core_and_the_satellite_reads_it(bench: 
 def test_what_is_exposed_is_one_version_until_the_next(bench: Bench):
     first = bench.start_over()
     assert first.version == 0
-    bench.carrier.read(first)
+    bench.transport.read(first)
     second = bench.core("expose", 5, 0)
     assert second.version == 5
     with pytest.raises(StaleRead):
-        bench.carrier.read(first)
+        bench.transport.read(first)
     with pytest.raises(StaleRead):
         bench.satellite("pull", first)
     bench.satellite("pull", second)

@@ -1,4 +1,4 @@
-"""What every carrier must do."""
+"""What every transport must do."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from qwengyre.core.errors import StaleRead, TransferError
-from qwengyre.transfer.api import Carrier, Exposure
-from qwengyre.transfer.carriers import open_carrier
+from qwengyre.transfer.api import Exposure, Transport
 from qwengyre.transfer.config import TransferConfig
-from qwengyre.transfer.shm import ShmCarrier, cleanup
+from qwengyre.transfer.shm import ShmTransport, cleanup
+from qwengyre.transfer.transports import open_transport
 
 OWNER = """
 import sys, msgspec, numpy as np
-from qwengyre.transfer.carriers import open_carrier
+from qwengyre.transfer.transports import open_transport
 from qwengyre.transfer.config import TransferConfig
-carrier = open_carrier(TransferConfig(carrier=sys.argv[1]), prefix=sys.argv[2])
+transport = open_transport(TransferConfig(transport=sys.argv[1]), prefix=sys.argv[2])
 arrays = {"weights": np.arange(300_000, dtype=np.float32), "empty": np.zeros((0, 4), np.float32)}
-sys.stdout.buffer.write(msgspec.json.encode(carrier.expose(arrays, version=5, epoch=2)) + b"\\n")
+sys.stdout.buffer.write(msgspec.json.encode(transport.expose(arrays, version=5, epoch=2)) + b"\\n")
 sys.stdout.flush()
 sys.stdin.read()
 """
@@ -41,14 +41,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def carrier(kind: str, prefix: str) -> Iterator[Carrier]:
+def transport(kind: str, prefix: str) -> Iterator[Transport]:
     made = make(kind, prefix)
     yield made
     made.close()
 
 
-def make(kind: str, prefix: str) -> Carrier:
-    return open_carrier(msgspec.convert({"carrier": kind, "deadline_s": 10}, TransferConfig), prefix=prefix)
+def make(kind: str, prefix: str) -> Transport:
+    return open_transport(msgspec.convert({"transport": kind, "deadline_s": 10}, TransferConfig), prefix=prefix)
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -61,10 +61,10 @@ def arrays() -> dict[str, np.ndarray]:
     }
 
 
-def test_a_view_shows_what_was_exposed_and_outlives_its_release(carrier, kind):
-    exposure = carrier.expose(arrays(), version=3, epoch=1)
-    view = carrier.view(exposure)
-    carrier.release(exposure)
+def test_a_view_shows_what_was_exposed_and_outlives_its_release(transport, kind):
+    exposure = transport.expose(arrays(), version=3, epoch=1)
+    view = transport.view(exposure)
+    transport.release(exposure)
     assert (view is not None) == (kind == "shm")
     if view is None:
         return
@@ -72,22 +72,22 @@ def test_a_view_shows_what_was_exposed_and_outlives_its_release(carrier, kind):
         np.testing.assert_array_equal(view[name], array)
         assert not view[name].flags.writeable
     with pytest.raises(StaleRead):
-        carrier.view(exposure)
+        transport.view(exposure)
 
 
-def test_a_stale_view_is_refused(carrier):
-    exposure = carrier.expose(arrays(), version=3, epoch=1)
-    if carrier.view(exposure) is None:
+def test_a_stale_view_is_refused(transport):
+    exposure = transport.expose(arrays(), version=3, epoch=1)
+    if transport.view(exposure) is None:
         return
     later = msgspec.structs.replace(exposure.regions[-1], offset=1 << 20)
     for wrong in ({"version": 4}, {"epoch": 2}, {"regions": (*exposure.regions, later)}):
         with pytest.raises(StaleRead):
-            carrier.view(msgspec.structs.replace(exposure, **wrong))
+            transport.view(msgspec.structs.replace(exposure, **wrong))
 
 
-def test_what_is_read_is_what_was_exposed(carrier):
-    exposure = carrier.expose(arrays(), version=3, epoch=1)
-    read = carrier.read(exposure)
+def test_what_is_read_is_what_was_exposed(transport):
+    exposure = transport.expose(arrays(), version=3, epoch=1)
+    read = transport.read(exposure)
     assert list(read) == list(arrays())
     for name, array in arrays().items():
         np.testing.assert_array_equal(read[name], array)
@@ -95,16 +95,16 @@ def test_what_is_read_is_what_was_exposed(carrier):
         assert read[name].flags.writeable
 
 
-def test_an_exposure_survives_the_control_plane(carrier):
-    exposure = carrier.expose(arrays(), version=3, epoch=1)
+def test_an_exposure_survives_the_control_plane(transport):
+    exposure = transport.expose(arrays(), version=3, epoch=1)
     told = msgspec.msgpack.decode(msgspec.msgpack.encode(exposure), type=Exposure)
-    np.testing.assert_array_equal(carrier.read(told)["int"], arrays()["int"])
+    np.testing.assert_array_equal(transport.read(told)["int"], arrays()["int"])
 
 
-def test_reading_into_some_arrays_touches_those_alone(carrier):
-    exposure = carrier.expose(arrays(), version=3, epoch=1)
+def test_reading_into_some_arrays_touches_those_alone(transport):
+    exposure = transport.expose(arrays(), version=3, epoch=1)
     target = np.zeros(7, np.int64)
-    assert list(carrier.read(exposure, {"int": target})) == ["int"]
+    assert list(transport.read(exposure, {"int": target})) == ["int"]
     np.testing.assert_array_equal(target, arrays()["int"])
 
 
@@ -117,77 +117,77 @@ def test_reading_into_some_arrays_touches_those_alone(carrier):
         {"unknown": np.zeros(1)},
     ],
 )
-def test_a_destination_that_does_not_fit_is_refused(carrier, target):
-    exposure = carrier.expose(arrays(), version=3, epoch=1)
+def test_a_destination_that_does_not_fit_is_refused(transport, target):
+    exposure = transport.expose(arrays(), version=3, epoch=1)
     with pytest.raises(TransferError):
-        carrier.read(exposure, target)
+        transport.read(exposure, target)
 
 
-def test_a_region_can_be_gathered_from_pieces_and_scattered_to_others(carrier):
+def test_a_region_can_be_gathered_from_pieces_and_scattered_to_others(transport):
     whole = np.arange(3000 * 4, dtype=np.float32).reshape(3000, 4)
-    exposure = carrier.expose({"x": [whole[:1], whole[1:1], *np.split(whole[1:], 2999)], "y": np.arange(3)}, version=3, epoch=1)
-    np.testing.assert_array_equal(carrier.read(exposure)["x"], whole)
+    exposure = transport.expose({"x": [whole[:1], whole[1:1], *np.split(whole[1:], 2999)], "y": np.arange(3)}, version=3, epoch=1)
+    np.testing.assert_array_equal(transport.read(exposure)["x"], whole)
     target = np.zeros((6000, 4), np.float32)
-    carrier.read(exposure, {"x": [target[2 * row : 2 * row + 1] for row in range(3000)]})
+    transport.read(exposure, {"x": [target[2 * row : 2 * row + 1] for row in range(3000)]})
     np.testing.assert_array_equal(target[::2], whole)
     assert not target[1::2].any()
     for wrong in ([target[:1]], [target[:2999], np.zeros((1, 4), np.float64)], [target[:2999], np.zeros((1, 5), np.float32)]):
         with pytest.raises(TransferError):
-            carrier.read(exposure, {"x": wrong})
+            transport.read(exposure, {"x": wrong})
 
 
-def test_another_version_or_epoch_is_stale(carrier):
-    exposure = carrier.expose(arrays(), version=3, epoch=1)
+def test_another_version_or_epoch_is_stale(transport):
+    exposure = transport.expose(arrays(), version=3, epoch=1)
     for other in ({"version": 4}, {"epoch": 2}):
         with pytest.raises(StaleRead):
-            carrier.read(msgspec.structs.replace(exposure, **other))
+            transport.read(msgspec.structs.replace(exposure, **other))
 
 
-def test_bytes_change_under_a_new_version_only(carrier):
-    exposure = carrier.expose({"x": np.zeros(5, np.float32)}, version=1, epoch=1)
-    carrier.begin_write(exposure)
+def test_bytes_change_under_a_new_version_only(transport):
+    exposure = transport.expose({"x": np.zeros(5, np.float32)}, version=1, epoch=1)
+    transport.begin_write(exposure)
     with pytest.raises(StaleRead):
-        carrier.read(exposure)
-    carrier.buffers(exposure)["x"][:] = 7
-    newer = carrier.republish(exposure, version=2)
-    np.testing.assert_array_equal(carrier.read(newer)["x"], np.full(5, 7, np.float32))
+        transport.read(exposure)
+    transport.buffers(exposure)["x"][:] = 7
+    newer = transport.republish(exposure, version=2)
+    np.testing.assert_array_equal(transport.read(newer)["x"], np.full(5, 7, np.float32))
     with pytest.raises(StaleRead):
-        carrier.read(exposure)
+        transport.read(exposure)
 
 
-def test_reserved_memory_is_fenced_until_it_is_filled(carrier):
-    exposure = carrier.reserve(arrays(), version=3, epoch=1)
+def test_reserved_memory_is_fenced_until_it_is_filled(transport):
+    exposure = transport.reserve(arrays(), version=3, epoch=1)
     with pytest.raises(StaleRead):
-        carrier.read(exposure)
-    for name, buffer in carrier.buffers(exposure).items():
+        transport.read(exposure)
+    for name, buffer in transport.buffers(exposure).items():
         np.copyto(buffer, arrays()[name])
-    np.testing.assert_array_equal(carrier.read(carrier.republish(exposure, version=3))["int"], arrays()["int"])
+    np.testing.assert_array_equal(transport.read(transport.republish(exposure, version=3))["int"], arrays()["int"])
 
 
-def test_released_memory_cannot_be_read(carrier):
-    exposure = carrier.expose(arrays(), version=3, epoch=1)
-    carrier.release(exposure)
-    carrier.release(exposure)
+def test_released_memory_cannot_be_read(transport):
+    exposure = transport.expose(arrays(), version=3, epoch=1)
+    transport.release(exposure)
+    transport.release(exposure)
     with pytest.raises(StaleRead):
-        carrier.read(exposure)
+        transport.read(exposure)
     with pytest.raises(TransferError):
-        carrier.buffers(exposure)
+        transport.buffers(exposure)
 
 
-def test_only_the_owner_writes(carrier, kind, prefix):
-    exposure = carrier.expose(arrays(), version=3, epoch=1)
+def test_only_the_owner_writes(transport, kind, prefix):
+    exposure = transport.expose(arrays(), version=3, epoch=1)
     other = make(kind, prefix)
     for forbidden in (other.buffers, other.begin_write):
         with pytest.raises(TransferError):
             forbidden(exposure)
     other.release(exposure)
     other.close()
-    np.testing.assert_array_equal(carrier.read(exposure)["int"], arrays()["int"])
+    np.testing.assert_array_equal(transport.read(exposure)["int"], arrays()["int"])
 
 
-def test_no_read_under_concurrent_updates_is_torn(carrier, kind, prefix):
+def test_no_read_under_concurrent_updates_is_torn(transport, kind, prefix):
     size, num_updates = 60_000, 300
-    latest = [carrier.expose({"x": np.zeros(size, np.int64), "y": np.zeros(size, np.int64)}, version=0, epoch=1)]
+    latest = [transport.expose({"x": np.zeros(size, np.int64), "y": np.zeros(size, np.int64)}, version=0, epoch=1)]
     failures: list[str] = []
     reads = {"good": 0, "stale": 0}
     stop = threading.Event()
@@ -210,15 +210,15 @@ def test_no_read_under_concurrent_updates_is_torn(carrier, kind, prefix):
     for thread in readers:
         thread.start()
     for version in range(1, num_updates):
-        carrier.begin_write(latest[0])
-        for buffer in carrier.buffers(latest[0]).values():
+        transport.begin_write(latest[0])
+        for buffer in transport.buffers(latest[0]).values():
             buffer[:] = version
-        latest[0] = carrier.republish(latest[0], version=version)
+        latest[0] = transport.republish(latest[0], version=version)
     stop.set()
     for thread in readers:
         thread.join()
     assert not failures
-    assert np.all(carrier.read(latest[0])["x"] == num_updates - 1)
+    assert np.all(transport.read(latest[0])["x"] == num_updates - 1)
 
 
 def start_owner(kind: str, prefix: str) -> tuple[subprocess.Popen[bytes], Exposure]:
@@ -270,4 +270,4 @@ def test_an_owner_that_was_killed_gives_whole_bytes_or_an_error(kind, prefix):
     else:
         assert cleanup(prefix) == 1
         with pytest.raises(StaleRead):
-            ShmCarrier(prefix).read(exposure)
+            ShmTransport(prefix).read(exposure)

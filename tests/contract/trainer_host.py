@@ -15,8 +15,8 @@ from qwengyre.rpc.refusal import describe
 def main(descriptor: int) -> None:
     connection = Connection(descriptor)
     model_dir, engine, trainer_config, place, secret = connection.recv()
-    carrier = place.open()
-    _, trainer = build_parts(model_dir, engine, trainer_config, Home(carrier, place, 1, secret))
+    transport = place.open()
+    _, trainer = build_parts(model_dir, engine, trainer_config, Home(transport, place, 1, secret))
     connection.send(os.getpid())
     while (asked := connection.recv()) is not None:
         method, args = asked
@@ -24,7 +24,7 @@ def main(descriptor: int) -> None:
             connection.send(getattr(trainer, method)(*args))
         except QwenGyreError as error:
             connection.send(describe(error))
-    carrier.close()
+    transport.close()
     os._exit(0)  # ranks and engine threads end with it
 
 

@@ -18,7 +18,7 @@ from qwengyre.runtime.recovery import recover
 from qwengyre.runtime.run_config import load_run
 from qwengyre.scheduler.commands import RunOptimizer
 from qwengyre.trainer.trainer import Trainer
-from qwengyre.transfer.shm import ShmCarrier
+from qwengyre.transfer.shm import ShmTransport
 from tests.integration.run_kit import RunKit
 
 pytestmark = pytest.mark.integration
@@ -46,7 +46,7 @@ def test_a_journal_replays_to_the_same_commands_and_the_same_weights(tmp_path: P
     assert set(trained) <= set(num_executions) == {0, 1}
 
     torch.set_num_threads(config.runtime.threads_per_cell)  # sums are split over threads
-    trainer = Trainer(Path(config.policy.model), config.trainer, ShmCarrier(prefix))
+    trainer = Trainer(Path(config.policy.model), config.trainer, ShmTransport(prefix))
     for step, num in sorted(num_executions.items()):
         trainer.begin_step(step)
         for micro_step in trained[step]:

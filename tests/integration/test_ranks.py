@@ -23,7 +23,7 @@ from qwengyre.runtime.cell_client import CellClient
 from qwengyre.testing.engines import write_tiny_qwen3
 from qwengyre.testing.sockets import listening_hosts
 from qwengyre.trainer.config import TrainerConfig
-from qwengyre.transfer.tcp import TcpCarrier
+from qwengyre.transfer.tcp import TcpTransport
 from tests.contract.launchers import DEADLINE_S, spec_in
 
 pytestmark = pytest.mark.integration
@@ -56,11 +56,11 @@ async def test_a_rank_of_another_machine_holds_its_shard_and_takes_the_cell_alon
         assert set(listening_hosts(pid)) == {"127.0.0.1"}, "cells of the local launcher are for this machine alone"
     client = CellClient(life.address, spec.secret)
     exposure = (await client.call(api.ExposeSnapshot(1, is_publish=False), api.Exposed, DEADLINE_S)).snapshot
-    carrier = TcpCarrier()
-    shards = [carrier.read(each) for each in (exposure, *exposure.others)]
+    transport = TcpTransport()
+    shards = [transport.read(each) for each in (exposure, *exposure.others)]
     for name, array in read_weights(model).items():
         np.testing.assert_array_equal(np.concatenate([shard[name] for shard in shards]), array)
-    carrier.close()
+    transport.close()
     rank.kill()
     with pytest.raises(CellFailed):
         await client.call(api.BeginStep(0, snapshot=None), api.Timed, DEADLINE_S)

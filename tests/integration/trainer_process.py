@@ -24,7 +24,7 @@ from qwengyre.trainer.config import LoraConfig, TrainerConfig
 from qwengyre.trainer.members import Members
 from qwengyre.trainer.sharded import Alone, Ranks
 from qwengyre.trainer.trainer import Trainer
-from qwengyre.transfer.shm import ShmCarrier
+from qwengyre.transfer.shm import ShmTransport
 
 
 class Asked(NamedTuple):
@@ -52,7 +52,7 @@ class Cell:
             dtype=asked.dtype,
             lora=LoraConfig(rank=asked.lora_rank),
         )
-        self.trainer = Trainer(Path(asked.model_dir), config, ShmCarrier(asked.prefix), ranks)
+        self.trainer = Trainer(Path(asked.model_dir), config, ShmTransport(asked.prefix), ranks)
         self.members: Members | None = None
         self.sum: torch.Tensor | None = None
 
@@ -112,7 +112,7 @@ def serve(asked: Asked, index: int) -> None:
                 connection.send(called(*args))
             except QwenGyreError as error:
                 connection.send(f"{type(error).__name__}: {error}")
-        cell.trainer.carrier.close()
+        cell.trainer.transport.close()
 
 
 def main(address: str) -> None:

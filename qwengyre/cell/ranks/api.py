@@ -13,7 +13,7 @@ from qwengyre.core.records import MicroStep
 from qwengyre.trainer.api import Membership
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
-from qwengyre.transfer.carriers import CarrierPlace
+from qwengyre.transfer.transports import TransportPlace
 
 
 class JoinOrders(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class RankSpec(msgspec.Struct, frozen=True, tag=True):
     secret: bytes
     model_dir: str
     trainer: TrainerConfig
-    place: CarrierPlace
+    place: TransportPlace
     threads: int
 
 

@@ -34,11 +34,11 @@ def join(orders: api.JoinOrders) -> tuple[Channel, api.RankSpec]:
 
 def serve(channel: Channel, spec: api.RankSpec) -> None:
     """Until the cell closes the connection. Any error that is not a QwenGyreError ends the process, and with it the cell."""
-    carrier = spec.place.open()
-    rank = open_rank(spec, carrier)
+    transport = spec.place.open()
+    rank = open_rank(spec, transport)
     with contextlib.suppress(ConnectionError):
         channel.serve(dict.fromkeys(TABLE, functools.partial(carry_out, rank.member)))
-    carrier.close()
+    transport.close()
 
 
 def main(where: str) -> None:

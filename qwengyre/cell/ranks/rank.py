@@ -24,7 +24,7 @@ from qwengyre.trainer.member import MemberTrainer
 from qwengyre.trainer.rendezvous import SecretStore, group_key, own_address, prove
 from qwengyre.trainer.sharded import Ranks
 from qwengyre.trainer.trainer import Trainer
-from qwengyre.transfer.api import Carrier
+from qwengyre.transfer.api import Transport
 
 SIOCGIFADDR: Final = 0x8915
 """Linux: the IPv4 address of a network interface (netdevice(7))."""
@@ -38,7 +38,7 @@ class OpenRank(NamedTuple):
     """torch's default group of this process uses it."""
 
 
-def open_rank(spec: api.RankSpec, carrier: Carrier) -> OpenRank:
+def open_rank(spec: api.RankSpec, transport: Transport) -> OpenRank:
     """Meet the other ranks of the cell, and load this one's shard. Raises WireError when somebody else came in place of one."""
     torch.set_num_threads(spec.threads)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_of(own_address(spec.store)))
@@ -49,7 +49,7 @@ def open_rank(spec: api.RankSpec, carrier: Carrier) -> OpenRank:
     assert dist.group.WORLD is not None
     for name, group in (("default", dist.group.WORLD), ("mesh", ranks.mesh.get_group())):
         prove(group, spec.rank, size, group_key(spec.secret, spec.store, f"ranks {name}"))
-    trainer = Trainer(Path(spec.model_dir), spec.trainer, carrier, ranks)
+    trainer = Trainer(Path(spec.model_dir), spec.trainer, transport, ranks)
     return OpenRank(MemberTrainer(trainer, spec.secret, shard=spec.rank), store)
 
 

@@ -55,7 +55,7 @@ class RankedTrainer:
         specs = [msgspec.structs.replace(first, rank=rank) for rank in range(1, config.ranks)]
         num_children = (home.elsewhere.num_here or config.ranks) - 1
         self._others = start_ranks(specs[:num_children]) + await_ranks(specs[num_children:], home.elsewhere)
-        self._rank = open_rank(first, home.carrier)
+        self._rank = open_rank(first, home.transport)
         self._first = self._rank.member
 
     def connect(self, membership: Membership) -> None:

@@ -5,7 +5,7 @@
       update_weights, export_kv ...     ---->    worker, or one for each device (WorkerExtension, SnapshotTransfer,
                                                  KeyedSampler, GyreConnector)
 
-Bulk data never passes the event loop: the worker reads snapshots and keys and values through a carrier of its own.
+Bulk data never passes the event loop: the worker reads snapshots and keys and values through a transport of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from qwengyre.engines.vllm.process import VLLMProcess
 from qwengyre.engines.vllm.sampling import sampling_params
 from qwengyre.models.probe import Probe
 from qwengyre.transfer.api import Exposure
-from qwengyre.transfer.carriers import CarrierPlace
+from qwengyre.transfer.transports import TransportPlace
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -45,10 +45,10 @@ log = logging.getLogger(__name__)
 class VLLMEngine:
     """A model in vLLM. Starts with the weights of `model_dir` as version 0.
 
-    `place` is where the cell's carrier was opened: the worker opens its own there.
+    `place` is where the cell's transport was opened: the worker opens its own there.
     """
 
-    def __init__(self, model_dir: Path, config: EngineConfig, place: CarrierPlace):
+    def __init__(self, model_dir: Path, config: EngineConfig, place: TransportPlace):
         """Raises ConfigError, ModelRefused for a model that vLLM does not serve."""
         self.config, self.model_dir = config, model_dir
         self.vocabulary: int = launch.text_config(model_dir).vocab_size

@@ -6,7 +6,7 @@ import msgspec
 
 from qwengyre.engines.api import KVHandle
 from qwengyre.rpc.refusal import Refused
-from qwengyre.transfer.carriers import CarrierPlace
+from qwengyre.transfer.transports import TransportPlace
 
 WORKER_FAILED = "WorkerFailed"
 """Kind of a failure that nobody foresaw: what state the worker is in is not known."""
@@ -17,7 +17,7 @@ class Setup(msgspec.Struct, frozen=True):
 
     model_dir: str
     fingerprint: str
-    place: CarrierPlace
+    place: TransportPlace
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -27,7 +27,7 @@ from qwengyre.engines.vllm.messages import WORKER_FAILED, Reply
 from qwengyre.models.load import as_in_folder, read_kept, skeleton
 from qwengyre.models.probe import PROBE
 from qwengyre.rpc.refusal import Refused, describe
-from qwengyre.transfer.api import Carrier, Exposure
+from qwengyre.transfer.api import Exposure, Transport
 
 log = logging.getLogger(__name__)
 Arrays = dict[str, np.ndarray]
@@ -38,7 +38,7 @@ class SnapshotSource(WeightTransferInitInfo):
     """Where snapshots are read, and the folder whose names vLLM's loaders know."""
 
     model_dir: Path
-    carrier: Carrier
+    transport: Transport
 
 
 @dataclass
@@ -67,7 +67,7 @@ class SnapshotTransfer(WeightTransferEngine[SnapshotSource, SnapshotToRead]):
 
     def receive_weights(self, update_info: SnapshotToRead) -> None:
         try:
-            arrays = self.source.carrier.read(msgspec.msgpack.decode(update_info.exposure, type=Exposure))
+            arrays = self.source.transport.read(msgspec.msgpack.decode(update_info.exposure, type=Exposure))
             tensors = self._as_vllm_reads_them(arrays)
         except QwenGyreError as error:  # nothing was changed
             self.received = Reply(failure=describe(error))
@@ -87,7 +87,7 @@ class SnapshotTransfer(WeightTransferEngine[SnapshotSource, SnapshotToRead]):
             refresh_heads(self.model)
 
     def shutdown(self) -> None:
-        """The carrier is closed by whoever opened it."""
+        """The transport is closed by whoever opened it."""
 
     def _as_vllm_reads_them(self, arrays: Arrays) -> Arrays:
         for name, shape in self._shapes.items():

@@ -28,7 +28,7 @@ from qwengyre.engines.vllm.sampler import KeyedSampler
 from qwengyre.engines.vllm.transfer import SnapshotSource, SnapshotTransfer
 from qwengyre.rpc.refusal import Refused, describe
 from qwengyre.rpc.tether import end_with_parent
-from qwengyre.transfer.api import Carrier, Exposure, Pieces
+from qwengyre.transfer.api import Exposure, Pieces, Transport
 
 log = logging.getLogger(__name__)
 TOKENS = "token_ids"
@@ -68,9 +68,9 @@ class WorkerExtension:
     def qg_setup(self, setup: bytes) -> Reply:
         end_with_parent(os.getppid())
         self.qg: Setup = msgspec.msgpack.decode(setup, type=Setup)
-        self.qg_carrier: Carrier = self.qg.place.open()
+        self.qg_transport: Transport = self.qg.place.open()
         self.qg_exports: dict[str, Exposure] = {}
-        self.weight_transfer_engine.init_transfer_engine(SnapshotSource(Path(self.qg.model_dir), self.qg_carrier))
+        self.weight_transfer_engine.init_transfer_engine(SnapshotSource(Path(self.qg.model_dir), self.qg_transport))
         self.model_runner.sampler = KeyedSampler(self.model_runner)
         return Reply()
 
@@ -96,7 +96,7 @@ class WorkerExtension:
         pieces = runs(lying)
         regions = {layer: _rows(cache, lying, pieces) for layer, cache in connector.caches.items()}
         known: dict[str, Pieces] = {TOKENS: np.ascontiguousarray(wanted[:num_tokens]), ORDER: order}
-        exposure = self.qg_carrier.expose(known | regions, version=version, epoch=KV_EPOCH)
+        exposure = self.qg_transport.expose(known | regions, version=version, epoch=KV_EPOCH)
         self.qg_exports[handle_id] = exposure
         return Reply(handle=KVHandle(handle_id, exposure, num_tokens, self.qg.fingerprint, version))
 
@@ -111,12 +111,12 @@ class WorkerExtension:
         offered = {region.name: tuple(region.shape) for region in given.exposure.regions}
         if offered != {TOKENS: (given.num_tokens,), ORDER: (num_blocks,)} | shapes:
             raise KVRefused(f"the blocks at {given.exposure.location} are not laid out as this engine's")
-        content = self.qg_carrier.view(given.exposure) if self.device.type == "cpu" else None
+        content = self.qg_transport.view(given.exposure) if self.device.type == "cpu" else None
         buffer = None
         if content is None:
             content, buffer = connector.staging.take(shapes)
             content |= {TOKENS: np.empty(given.num_tokens, np.int32), ORDER: np.empty(num_blocks, np.int64)}
-            self.qg_carrier.read(given.exposure, content)
+            self.qg_transport.read(given.exposure, content)
         connector.imports[given.handle_id] = Import(content, content[ORDER], buffer)
         return Reply(token_ids=content[TOKENS].tobytes())
 
@@ -134,7 +134,7 @@ class WorkerExtension:
     @replies
     def qg_release(self, handle_id: str) -> Reply:
         if exposure := self.qg_exports.pop(handle_id, None):
-            self.qg_carrier.release(exposure)
+            self.qg_transport.release(exposure)
         return Reply()
 
     @replies
@@ -163,7 +163,7 @@ class WorkerExtension:
 
     @replies
     def qg_close(self) -> Reply:
-        self.qg_carrier.close()
+        self.qg_transport.close()
         return Reply()
 
     def _qg_forget(self) -> None:

@@ -12,7 +12,7 @@ from qwengyre.cli.main import application
         ("weights --satellites 0", "'--satellites': Input should be greater than or equal to 1"),
         ("weights --gigabytes -1", "'--gigabytes': Input should be greater than or equal to 0.001"),
         ("kv-move --moves 0", "'--moves': Input should be greater than or equal to 1"),
-        ("kv-move --carrier smh", "the carriers are shm, tcp, mooncake, not 'smh'"),
+        ("kv-move --transport smh", "the transports are shm, tcp, mooncake, not 'smh'"),
         ("role-switch --switches 0", "'--switches': Input should be greater than or equal to 1"),
         ("embedded --kernels c", "'--kernels': Value error, 'c' is not one of 'auto', 'native', 'torch'"),
         ("elastic --policies elastic,colocat", "error: --policies: 'colocat' is none of elastic, async"),

@@ -45,7 +45,7 @@ def spec_in(folder: Path, prefix: str) -> CellSpec:
         trainer=TrainerConfig(),
         collective_timeout_s=1.0,
         has_trainer=False,
-        transfer=TransferConfig(carrier="shm"),
+        transfer=TransferConfig(transport="shm"),
         host="127.0.0.1",
     )
 

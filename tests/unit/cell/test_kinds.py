@@ -14,23 +14,23 @@ from qwengyre.paced.trainer import PacedTrainer
 from qwengyre.testing.paced import PLAN
 from qwengyre.testing.tokenizers import write_byte_tokenizer
 from qwengyre.trainer.config import TrainerConfig
-from qwengyre.transfer.carriers import CarrierPlace
 from qwengyre.transfer.config import TransferConfig
+from qwengyre.transfer.transports import TransportPlace
 
 
 @pytest.fixture
 def build(tmp_path, prefix):
-    place = CarrierPlace(TransferConfig(carrier="shm"), prefix, "127.0.0.1")
-    carrier = place.open()
+    place = TransportPlace(TransferConfig(transport="shm"), prefix, "127.0.0.1")
+    transport = place.open()
     (tmp_path / "plan.json").write_bytes(msgspec.json.encode(PLAN))
     model = write_byte_tokenizer(tmp_path / "model")
 
     def make(kind: str, trainer: TrainerConfig | None):
         plan = str(tmp_path / "plan.json") if kind == "paced" else ""
-        return build_parts(model, EngineConfig(engine=kind, paced_plan=plan), trainer, Home(carrier, place, 1, b"secret"))
+        return build_parts(model, EngineConfig(engine=kind, paced_plan=plan), trainer, Home(transport, place, 1, b"secret"))
 
     yield make
-    carrier.close()
+    transport.close()
 
 
 def test_paced_cell_trains_and_serves(build):

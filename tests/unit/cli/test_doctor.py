@@ -137,9 +137,9 @@ def test_a_machine_without_rdma_devices_says_so(tmp_path: Path):
     assert (finding.verdict, finding.found) == ("note", "none")
 
 
-@pytest.mark.parametrize("carrier", transfers.CARRIERS)
-def test_bandwidth_is_measured_between_two_processes_and_every_byte_compared(carrier: str, monkeypatch: pytest.MonkeyPatch):
-    owner, exposure = transfers.expose(carrier, "127.0.0.1")
+@pytest.mark.parametrize("transport", transfers.TRANSPORTS)
+def test_bandwidth_is_measured_between_two_processes_and_every_byte_compared(transport: str, monkeypatch: pytest.MonkeyPatch):
+    owner, exposure = transfers.expose(transport, "127.0.0.1")
     rate = transfers.measure(exposure, "127.0.0.1")
     owner.close()
     assert rate.gb_s > 0 and rate.num_wrong == 0

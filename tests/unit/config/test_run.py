@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import get_type_hints
 import msgspec
 import pytest
 
+from qwengyre.config.convert import RENAMED
 from qwengyre.config.dump import dump_toml
 from qwengyre.config.load import loads
 from qwengyre.config.shape import keys
@@ -74,3 +76,10 @@ def kinds(struct: type[msgspec.Struct], table: str = "") -> Iterator[tuple[str, 
             yield from kinds(kind, f"{table}{name}.")
         else:
             yield f"{table}{name}", kind
+
+
+def test_a_key_of_an_earlier_run_file_is_refused_with_what_to_write_now():
+    for (table, old), new in RENAMED.items():
+        with pytest.raises(ConfigError, match=rf"run.toml:2: {table}\.{old}: no such key any more\. Write {re.escape(new)}\n"):
+            loads(f'[{table}]\n{old} = "shm"\n', RunConfig, file="run.toml")
+        assert new in {".".join(key.path) for key in keys(RunConfig)}

@@ -12,12 +12,12 @@ from qwengyre.engines.api import GenerateRequest, Sampling
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.embedded import EmbeddedEngine
 from qwengyre.testing.engines import write_tiny_qwen3
-from qwengyre.transfer.tcp import TcpCarrier
+from qwengyre.transfer.tcp import TcpTransport
 
 
 async def test_an_engine_whose_thread_died_tells_its_calls_and_its_stats(tmp_path: Path):
-    carrier = TcpCarrier()
-    engine = EmbeddedEngine(write_tiny_qwen3(tmp_path), carrier, EngineConfig())
+    transport = TcpTransport()
+    engine = EmbeddedEngine(write_tiny_qwen3(tmp_path), transport, EngineConfig())
     assert engine.stats().failure == ""
 
     def broken() -> None:
@@ -29,4 +29,4 @@ async def test_an_engine_whose_thread_died_tells_its_calls_and_its_stats(tmp_pat
         [chunk async for chunk in engine.generate(request)]
     assert "a bug" in engine.stats().failure
     await engine.close()
-    carrier.close()
+    transport.close()

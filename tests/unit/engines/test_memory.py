@@ -15,7 +15,7 @@ from qwengyre.engines.embedded import EmbeddedEngine
 from qwengyre.engines.kv import KVMemory
 from qwengyre.engines.model import read_spec
 from qwengyre.testing.engines import write_tiny_qwen3
-from qwengyre.transfer.tcp import TcpCarrier
+from qwengyre.transfer.tcp import TcpTransport
 
 
 @pytest.mark.parametrize("num_more", [0, 2])
@@ -27,9 +27,9 @@ def test_any_blocks_can_be_exposed_and_read_into_any_others(tmp_path: Path, stri
     source.blocks.numpy()[:] = generator.normal(size=source.blocks.shape)
     sent = [*range(40, 50), *generator.permutation(40)[:20].tolist()]
     kept = list(range(3, 3 + stride * (30 - num_more), stride))
-    carrier = TcpCarrier()
-    carrier.read(carrier.expose(source.regions(sent), version=0, epoch=0), into=destination.regions(kept, num_more=num_more))
-    carrier.close()
+    transport = TcpTransport()
+    transport.read(transport.expose(source.regions(sent), version=0, epoch=0), into=destination.regions(kept, num_more=num_more))
+    transport.close()
     np.testing.assert_array_equal(destination.blocks[:, kept].numpy(), source.blocks[:, sent[: len(kept)]].numpy())
 
 
@@ -44,11 +44,11 @@ async def test_offload_gives_the_memory_back_to_the_system(tmp_path: Path):
     model_dir = write_tiny_qwen3(tmp_path)
     num_bytes = 64 << 20
 
-    carrier = TcpCarrier()
+    transport = TcpTransport()
     spec = read_spec(model_dir)
     per_block = 4 * spec.num_layers * 2 * spec.kv_heads * 16 * spec.head_dim
     config = EngineConfig(kv_blocks=num_bytes // per_block)
-    engine = EmbeddedEngine(model_dir, carrier, config)
+    engine = EmbeddedEngine(model_dir, transport, config)
     prompt = GenerateRequest("a", np.arange(40, dtype=np.int32).tobytes(), Sampling(1.0, 4, (), 0))
     assert [chunk async for chunk in engine.generate(prompt)]
     assert engine._core is not None
@@ -57,7 +57,7 @@ async def test_offload_gives_the_memory_back_to_the_system(tmp_path: Path):
     await engine.offload()
     assert before - resident_bytes() > 0.9 * num_bytes
     await engine.close()
-    carrier.close()
+    transport.close()
 
 
 async def test_kv_that_nobody_releases_is_readable_until_its_deadline_and_no_longer(
@@ -65,23 +65,23 @@ async def test_kv_that_nobody_releases_is_readable_until_its_deadline_and_no_lon
 ):
     model_dir = write_tiny_qwen3(tmp_path)
 
-    carrier = TcpCarrier()
-    engine = EmbeddedEngine(model_dir, carrier, EngineConfig(kv_blocks=256, pin_deadline_s=3600.0))
+    transport = TcpTransport()
+    engine = EmbeddedEngine(model_dir, transport, EngineConfig(kv_blocks=256, pin_deadline_s=3600.0))
     prompt = GenerateRequest("a", np.arange(40, dtype=np.int32).tobytes(), Sampling(1.0, 4, (), 0))
     assert [chunk async for chunk in engine.generate(prompt)]
     handle = await engine.export_kv(prompt.token_ids)
     assert handle is not None
     await engine.offload()
     await engine.release("unknown")
-    assert carrier.read(handle.exposure)
+    assert transport.read(handle.exposure)
     now = time.monotonic
     monkeypatch.setattr("time.monotonic", lambda: now() + 3600.0)
     with pytest.raises(StaleRead):
         while True:  # the engine looks at the time between two commands
             await engine.release("unknown")
-            carrier.read(handle.exposure)
+            transport.read(handle.exposure)
     await engine.close()
-    carrier.close()
+    transport.close()
 
 
 def test_two_engines_share_kv_only_when_model_and_layout_are_the_same(tmp_path: Path):

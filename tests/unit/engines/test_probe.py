@@ -24,7 +24,7 @@ from qwengyre.testing.families import write_family
 from qwengyre.trainer.checkpoint import read_published, read_weights
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.trainer import Trainer
-from qwengyre.transfer.shm import ShmCarrier
+from qwengyre.transfer.shm import ShmTransport
 from tests.contract import test_engines as contract
 
 FAMILIES = ("llama", "gemma3_text", "qwen3_5_text", "qwen3_moe", "deepseek_v3")
@@ -32,10 +32,10 @@ CONFIG = EngineConfig(max_running=2, max_context_tokens=128, kv_blocks=32)
 
 
 @pytest.fixture
-def carrier(prefix: str) -> Iterator[ShmCarrier]:
-    carrier = ShmCarrier(prefix)
-    yield carrier
-    carrier.close()
+def transport(prefix: str) -> Iterator[ShmTransport]:
+    transport = ShmTransport(prefix)
+    yield transport
+    transport.close()
 
 
 def folder_of(family: str, path: Path) -> Path:
@@ -46,9 +46,9 @@ def folder_of(family: str, path: Path) -> Path:
 
 
 @pytest.mark.parametrize("family", ["qwen3", *FAMILIES])
-def test_an_engine_reproduces_what_the_trainer_published(family: str, tmp_path: Path, carrier: ShmCarrier):
+def test_an_engine_reproduces_what_the_trainer_published(family: str, tmp_path: Path, transport: ShmTransport):
     model_dir = folder_of(family, tmp_path)
-    published = Trainer(model_dir, TrainerConfig(), carrier).published()
+    published = Trainer(model_dir, TrainerConfig(), transport).published()
     core = EngineCore(read_served(model_dir), CONFIG, version=0)
     core.load_weights(published, 1)
     probe = probe_in(published)
@@ -93,19 +93,19 @@ def test_ruined_weights_are_served_as_they_are(logprob: float):
     assert not probe.is_telling and probe.refusal([-3e6], "float32") == ""
 
 
-async def test_an_engine_that_keeps_an_old_matrix_ends(tmp_path: Path, carrier: ShmCarrier, monkeypatch: pytest.MonkeyPatch):
+async def test_an_engine_that_keeps_an_old_matrix_ends(tmp_path: Path, transport: ShmTransport, monkeypatch: pytest.MonkeyPatch):
     model_dir = folder_of("llama", tmp_path)
-    trainer = Trainer(model_dir, TrainerConfig(), carrier)
+    trainer = Trainer(model_dir, TrainerConfig(), transport)
     old = {name: array.copy() for name, array in trainer.published().items()}
     trainer.flat.weights.mul_(1.05)
-    snapshot = carrier.expose(trainer.published(), version=1, epoch=0)
+    snapshot = transport.expose(trainer.published(), version=1, epoch=0)
     honest = GeneralWeights.load
 
     def forgetful(self: GeneralWeights, parameters: dict[str, np.ndarray]) -> None:
         name = "model.layers.1.mlp.down_proj.weight"
         honest(self, parameters | {name: old[name]})
 
-    engine = EmbeddedEngine(model_dir, carrier, CONFIG)
+    engine = EmbeddedEngine(model_dir, transport, CONFIG)
     monkeypatch.setattr(GeneralWeights, "load", forgetful)
     with pytest.raises(EngineError, match="does not compute with the weights of version 1"):
         await engine.update_weights(snapshot, 1)
@@ -115,9 +115,9 @@ async def test_an_engine_that_keeps_an_old_matrix_ends(tmp_path: Path, carrier: 
     await engine.close()
 
 
-def test_a_snapshot_in_a_file_keeps_its_probe_and_is_a_model_s_weights_for_anybody_else(tmp_path: Path, carrier: ShmCarrier):
+def test_a_snapshot_in_a_file_keeps_its_probe_and_is_a_model_s_weights_for_anybody_else(tmp_path: Path, transport: ShmTransport):
     model_dir = folder_of("llama", tmp_path / "model")
-    trainer = Trainer(model_dir, TrainerConfig(), carrier)
+    trainer = Trainer(model_dir, TrainerConfig(), transport)
     trainer.save_weights(tmp_path / "snapshot.safetensors")
     assert probe_in(read_published(tmp_path / "snapshot.safetensors")) == probe_in(trainer.published())
     assert read_weights(tmp_path / "snapshot.safetensors").keys() == trainer.published().keys() - {PROBE}

@@ -10,7 +10,7 @@ from qwengyre.gateway.control_api import CloseExecution, MoveCalls, OpenExecutio
 from qwengyre.gateway.moves import move
 from qwengyre.testing.engines import ScriptedEngine
 from qwengyre.trajectory.records import CallFinished, CallStarted, TokensSampled
-from qwengyre.transfer.shm import ShmCarrier
+from qwengyre.transfer.shm import ShmTransport
 
 TOOLS = [{"type": "function", "function": {"name": "run", "description": "Run it", "parameters": {"type": "object"}}}]
 USER = {"role": "user", "content": "hi"}
@@ -172,8 +172,8 @@ async def test_stop_strings_hide_but_record_tokens(bench, stop):
 
 async def test_a_move_carries_the_kv_so_that_nothing_is_computed_twice(bench, prefix):
     async with bench.running():
-        carrier = ShmCarrier(prefix)
-        source, destination = (bench.says("one two three<|im_end|>", held=True, carrier=carrier) for _ in range(2))
+        transport = ShmTransport(prefix)
+        source, destination = (bench.says("one two three<|im_end|>", held=True, transport=transport) for _ in range(2))
         destination._script = source._script
         execution = await bench.open(engine=source)
         await bench.gateway.set_server("cell-1", destination)
@@ -190,4 +190,4 @@ async def test_a_move_carries_the_kv_so_that_nothing_is_computed_twice(bench, pr
         assert destination.stats().tokens_prefilled == 1
         [call] = await bench.gateway.close(execution.id)
         assert call.finished.num_moves == 1, "what a run's report adds up is what its gateway moved"
-        carrier.close()
+        transport.close()

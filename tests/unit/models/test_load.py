@@ -17,20 +17,20 @@ from qwengyre.testing.families import write_family, write_vision_language
 from qwengyre.testing.training import micro_step, random_execution
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.trainer import Trainer
-from qwengyre.transfer.shm import ShmCarrier
+from qwengyre.transfer.shm import ShmTransport
 
 
 @pytest.fixture
-def carrier(tmp_path: Path):
-    made = ShmCarrier(f"qg-test-{tmp_path.name}")
+def transport(tmp_path: Path):
+    made = ShmTransport(f"qg-test-{tmp_path.name}")
     yield made
     made.close()
 
 
-def trained(folder: Path, carrier: ShmCarrier) -> Trainer:
+def trained(folder: Path, transport: ShmTransport) -> Trainer:
     """One step from the weights of `folder`."""
     torch.set_num_threads(1)
-    trainer = Trainer(folder, TrainerConfig(learning_rate=1e-2, clip_low=0.9, clip_high=9.0), carrier)
+    trainer = Trainer(folder, TrainerConfig(learning_rate=1e-2, clip_low=0.9, clip_high=9.0), transport)
     trainer.begin_step(0)
     trainer.compute(micro_step("m", 0, random_execution(np.random.default_rng(0), 0, advantage=1.0, vocabulary=60)))
     assert trainer.apply(1).applied
@@ -38,9 +38,9 @@ def trained(folder: Path, carrier: ShmCarrier) -> Trainer:
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "deepseek_v3", "gpt_oss", "lfm2", "nemotron_h"])
-def test_a_checkpoint_has_the_names_and_pieces_of_the_folder_that_it_began_with(family, tmp_path, carrier):
+def test_a_checkpoint_has_the_names_and_pieces_of_the_folder_that_it_began_with(family, tmp_path, transport):
     model = write_family(tmp_path / "policy", family)
-    trainer = trained(tmp_path / "policy", carrier)
+    trainer = trained(tmp_path / "policy", transport)
     trainer.save_checkpoint(tmp_path / "checkpoint", 1, tmp_path / "policy")
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("policy", "checkpoint"))
     assert {name: array.shape for name, array in after.items()} == {name: array.shape for name, array in before.items()}
@@ -48,7 +48,7 @@ def test_a_checkpoint_has_the_names_and_pieces_of_the_folder_that_it_began_with(
     assert not found["missing_keys"] and not found["unexpected_keys"] and type(reread) is type(model)
     for name, parameter in reread.named_parameters():
         np.testing.assert_array_equal(parameter.detach().numpy(), trainer.whole_weights()[name])
-    resumed = Trainer(tmp_path / "policy", trainer.config, carrier)
+    resumed = Trainer(tmp_path / "policy", trainer.config, transport)
     resumed.load_checkpoint(tmp_path / "checkpoint")
     assert torch.equal(resumed.flat.weights, trainer.flat.weights)
     assert torch.equal(resumed.optimizer.second_N, trainer.optimizer.second_N)
@@ -68,9 +68,9 @@ def test_a_skeleton_knows_the_names_and_pieces_of_its_folder_without_its_weights
     assert left_in_folder(bare, tmp_path) == left_in_folder(whole, tmp_path)
 
 
-def test_a_vision_language_folder_is_trained_by_its_text_model_and_stays_one(tmp_path, carrier):
+def test_a_vision_language_folder_is_trained_by_its_text_model_and_stays_one(tmp_path, transport):
     before = write_vision_language(tmp_path / "policy")
-    trainer = trained(tmp_path / "policy", carrier)
+    trainer = trained(tmp_path / "policy", transport)
     assert not [name for name in trainer.whole_weights() if "visual" in name]
     trainer.save_checkpoint(tmp_path / "checkpoint", 1, tmp_path / "policy")
     after, found = Qwen3_5ForConditionalGeneration.from_pretrained(tmp_path / "checkpoint", output_loading_info=True)
@@ -83,14 +83,14 @@ def test_a_vision_language_folder_is_trained_by_its_text_model_and_stays_one(tmp
         torch.testing.assert_close(after(ids).logits, AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")(ids).logits)
 
 
-def test_corrections_of_a_router_are_kept(tmp_path, carrier):
+def test_corrections_of_a_router_are_kept(tmp_path, transport):
     write_family(tmp_path / "policy", "deepseek_v3")
     name = "model.layers.1.mlp.gate.e_score_correction_bias"
     weights = load_file(tmp_path / "policy" / "model.safetensors")
     save_file(
         weights | {name: np.array([3.0, 0.5, 0, 1], np.float32)}, tmp_path / "policy" / "model.safetensors", {"format": "pt"}
     )
-    trained(tmp_path / "policy", carrier).save_checkpoint(tmp_path / "checkpoint", 1, tmp_path / "policy")
+    trained(tmp_path / "policy", transport).save_checkpoint(tmp_path / "checkpoint", 1, tmp_path / "policy")
     np.testing.assert_array_equal(load_file(tmp_path / "checkpoint" / "model.safetensors")[name], [3.0, 0.5, 0, 1])
 
 

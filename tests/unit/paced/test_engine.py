@@ -18,7 +18,7 @@ from qwengyre.paced.engine import PacedEngine
 from qwengyre.paced.plan import PacedPlan
 from qwengyre.testing.paced import PLAN
 from qwengyre.testing.tokenizers import byte_tokenizer
-from qwengyre.transfer.shm import ShmCarrier, cleanup
+from qwengyre.transfer.shm import ShmTransport, cleanup
 
 FAST = msgspec.structs.replace(PLAN, executions_s=[[0.05, 5000.0]], num_calls=2)
 PROMPT = np.arange(30, dtype=np.int32)
@@ -32,14 +32,14 @@ def request(name: str, *, done: list[int] | None = None, max_tokens: int = 64) -
 
 @pytest.fixture
 def engine(prefix):
-    carrier = ShmCarrier(prefix)
+    transport = ShmTransport(prefix)
 
     def make(max_running: int = 4) -> PacedEngine:
         config = EngineConfig(engine="paced", paced_plan="plan.json", max_running=max_running, max_context_tokens=128)
-        return PacedEngine(FAST, byte_tokenizer(), carrier, config)
+        return PacedEngine(FAST, byte_tokenizer(), transport, config)
 
     yield make
-    carrier.close()
+    transport.close()
     assert cleanup(prefix) == 0
 
 
@@ -79,7 +79,7 @@ class TestPlan:
 def test_tokenizer_without_the_end_of_a_reply_is_refused(prefix):
     config = EngineConfig(engine="paced", paced_plan="plan.json")
     with pytest.raises(EngineError, match=r"<\|im_end\|>, which the tokenizer of this policy lacks"):
-        PacedEngine(FAST, Tokenizer(BPE()), ShmCarrier(prefix), config)
+        PacedEngine(FAST, Tokenizer(BPE()), ShmTransport(prefix), config)
 
 
 class TestStream:
@@ -149,12 +149,12 @@ class TestMoves:
 
     async def test_offloaded_it_serves_nothing_and_restored_it_has_the_version(self, engine, prefix):
         made = engine()
-        carrier = ShmCarrier(prefix)
-        snapshot = carrier.expose({"weights": np.zeros(4, np.float32)}, version=3, epoch=0)
+        transport = ShmTransport(prefix)
+        snapshot = transport.expose({"weights": np.zeros(4, np.float32)}, version=3, epoch=0)
         await made.offload()
         with pytest.raises(EngineUnavailable, match="offloaded"):
             await answer(made, request("e000000-0/c0#0"))
         await made.restore(snapshot, 3)
         chunks = [chunk async for chunk in made.generate(request("e000000-0/c0#0"))]
         assert {chunk.version for chunk in chunks} == {3}
-        carrier.close()
+        transport.close()

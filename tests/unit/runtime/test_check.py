@@ -42,7 +42,7 @@ def test_all_mistakes_are_told_at_once(kit: RunKit, tmp_path: Path):
         'harness.command=["no-such-agent"]',
         "scheduler.evaluation_group_sizes=[4]",
         "trainer.max_row_tokens=1000",
-        "transfer.carrier=mooncake",
+        "transfer.transport=mooncake",
     )
     for key in (
         "no-tasks",
@@ -155,5 +155,5 @@ def test_an_environment_that_no_workspace_could_hold_is_named(kit: RunKit):
 
 def test_what_lets_anybody_write_weights_is_refused_until_the_user_answers_for_the_network(kit: RunKit):
     words = "transfer.mooncake_trusts_network: Mooncake lets whoever reaches a node's ports read and overwrite"
-    assert words in "".join(mistakes(kit, "transfer.carrier=mooncake"))
-    assert words not in "".join(mistakes(kit, "transfer.carrier=mooncake", "transfer.mooncake_trusts_network=true"))
+    assert words in "".join(mistakes(kit, "transfer.transport=mooncake"))
+    assert words not in "".join(mistakes(kit, "transfer.transport=mooncake", "transfer.mooncake_trusts_network=true"))

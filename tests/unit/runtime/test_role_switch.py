@@ -79,7 +79,7 @@ SPEC = CellSpec(
     trainer=TrainerConfig(),
     collective_timeout_s=1.0,
     has_trainer=True,
-    transfer=TransferConfig(carrier="shm"),
+    transfer=TransferConfig(transport="shm"),
 )
 
 

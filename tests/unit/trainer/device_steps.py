@@ -17,7 +17,7 @@ from qwengyre.testing.training import micro_step, random_execution, tiny_hybrid,
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.placement import HOST
 from qwengyre.trainer.trainer import Trainer
-from qwengyre.transfer.shm import ShmCarrier, cleanup
+from qwengyre.transfer.shm import ShmTransport, cleanup
 
 CONFIG = {"clip_low": 0.999, "clip_high": 1e6, "learning_rate": 0.01, "weight_decay": 0.1}
 MODELS = {
@@ -52,10 +52,10 @@ def step(trainer: Trainer) -> tuple[torch.Tensor, dict[str, np.ndarray]]:
     return sums, {name: array.copy() for name, array in trainer.whole_weights().items()}
 
 
-def compare(folder: Path, config: TrainerConfig, carrier: ShmCarrier, device: torch.device) -> dict[str, object]:
+def compare(folder: Path, config: TrainerConfig, transport: ShmTransport, device: torch.device) -> dict[str, object]:
     """A step on the device against one on the host, and a satellite that reads the weights after it."""
-    expected, expected_weights = step(Trainer(folder, config, carrier, device=HOST))
-    core, satellite = (Trainer(folder, config, carrier, device=device) for _ in range(2))
+    expected, expected_weights = step(Trainer(folder, config, transport, device=HOST))
+    core, satellite = (Trainer(folder, config, transport, device=device) for _ in range(2))
     sums, weights = step(core)
     satellite.pull(core.expose(1))
     pulled = satellite.whole_weights()
@@ -86,17 +86,17 @@ def mixing(device: torch.device) -> dict[str, object]:
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     prefix = f"qg-test-{secrets.token_hex(6)}"
-    carrier = ShmCarrier(prefix)
+    transport = ShmTransport(prefix)
     with standin_device() as device:
         print(json.dumps({"case": "mixing", **mixing(device)}), flush=True)
         for name, (model, changes) in CASES.items():
             MODELS[model]().save_pretrained(folder / model)
             try:
-                found = compare(folder / model, TrainerConfig(**{**CONFIG, **changes}), carrier, device)
+                found = compare(folder / model, TrainerConfig(**{**CONFIG, **changes}), transport, device)
             except Exception:  # every case is told, also when one before it fails
                 found = {"error": traceback.format_exc()}
             print(json.dumps({"case": name, **found}), flush=True)
-    carrier.close()
+    transport.close()
     cleanup(prefix)
 
 

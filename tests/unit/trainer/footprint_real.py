@@ -22,7 +22,7 @@ from qwengyre.trajectory.layout import LayoutPath, build_row
 
 def main(folder: Path, chunk_tokens: int, rows: int) -> None:
     torch.set_num_threads(1)
-    trainer = Trainer(folder, TrainerConfig(chunk_tokens=chunk_tokens), carrier=None)
+    trainer = Trainer(folder, TrainerConfig(chunk_tokens=chunk_tokens), transport=None)
     trainer.begin_step(0)
     trainer.flat.open_gradient()
     trainer.flat.gradient.fill_(1e-3)

@@ -14,7 +14,7 @@ from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.flat import NUM_COUNTERS
 from qwengyre.trainer.trainer import Trainer
 from qwengyre.trainer.tree_model import TreeModel
-from qwengyre.transfer.shm import ShmCarrier
+from qwengyre.transfer.shm import ShmTransport
 
 WIDE = {"clip_low": 0.999, "clip_high": 1e6, "learning_rate": 0.01}
 
@@ -29,7 +29,7 @@ def model_dir(tmp_path_factory):
 
 @pytest.fixture
 def make(model_dir):
-    return lambda **changes: Trainer(model_dir, TrainerConfig(**{**WIDE, **changes}), carrier=None)
+    return lambda **changes: Trainer(model_dir, TrainerConfig(**{**WIDE, **changes}), transport=None)
 
 
 def executions(count=4, seed=0):
@@ -262,7 +262,7 @@ def test_many_small_gradients_in_bfloat16_add_up(make):
 def test_a_folder_that_trees_would_train_wrongly_is_refused_in_bfloat16_too(tmp_path):
     BloomForCausalLM(BloomConfig(vocab_size=61, hidden_size=16, n_layer=1, n_head=2)).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel):
-        Trainer(tmp_path, TrainerConfig(dtype="bfloat16"), carrier=None)
+        Trainer(tmp_path, TrainerConfig(dtype="bfloat16"), transport=None)
 
 
 def test_folder_that_is_no_checkpoint_is_refused(make, tmp_path):
@@ -284,9 +284,9 @@ def test_offloaded_core_comes_back_with_its_weights(make):
 
 
 def test_satellite_gives_its_weights_back_and_pulls_them_again(make, model_dir, prefix):
-    carrier = ShmCarrier(prefix)
+    transport = ShmTransport(prefix)
     try:
-        core, satellite = (Trainer(model_dir, TrainerConfig(**WIDE), carrier) for _ in range(2))
+        core, satellite = (Trainer(model_dir, TrainerConfig(**WIDE), transport) for _ in range(2))
         (execution,) = executions(1)
         trajectory = execution.trajectories[0]
         for version in range(2):
@@ -298,7 +298,7 @@ def test_satellite_gives_its_weights_back_and_pulls_them_again(make, model_dir, 
             satellite.offload()
             assert satellite.flat.weights.untyped_storage().size() == 0
     finally:
-        carrier.close()
+        transport.close()
 
 
 def test_unsupported_models_are_refused():
@@ -331,8 +331,8 @@ def test_audit_finds_the_gap_under_each_token_s_version(make, tmp_path):
 
 
 def test_a_cell_that_serves_can_audit(model_dir, tmp_path, prefix):
-    carrier = ShmCarrier(prefix)
-    core, satellite = (Trainer(model_dir, TrainerConfig(**WIDE), carrier) for _ in range(2))
+    transport = ShmTransport(prefix)
+    core, satellite = (Trainer(model_dir, TrainerConfig(**WIDE), transport) for _ in range(2))
     core.save_weights(tmp_path / "v000000.safetensors")
     steps = [micro_step("a", 0, _recorded(core, executions(1)[0], 0))]
     try:
@@ -340,7 +340,7 @@ def test_a_cell_that_serves_can_audit(model_dir, tmp_path, prefix):
         satellite.offload()
         assert satellite.audit(steps, tmp_path) == core.audit(steps, tmp_path)
     finally:
-        carrier.close()
+        transport.close()
 
 
 def _recorded(trainer, execution, version):

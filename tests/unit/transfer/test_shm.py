@@ -12,7 +12,7 @@ import pytest
 
 from qwengyre.core.errors import StaleRead, TransferError
 from qwengyre.runtime.train import segment_prefix
-from qwengyre.transfer.shm import SHM_DIR, ShmCarrier, cleanup
+from qwengyre.transfer.shm import SHM_DIR, ShmTransport, cleanup
 
 
 def segments(prefix: str) -> list[Path]:
@@ -20,18 +20,18 @@ def segments(prefix: str) -> list[Path]:
 
 
 def test_release_and_close_leave_no_file(prefix):
-    carrier = ShmCarrier(prefix)
-    first, _second = (carrier.expose({"x": np.arange(3)}, version=0, epoch=0) for _ in range(2))
+    transport = ShmTransport(prefix)
+    first, _second = (transport.expose({"x": np.arange(3)}, version=0, epoch=0) for _ in range(2))
     assert len(segments(prefix)) == 2
-    carrier.release(first)
+    transport.release(first)
     assert len(segments(prefix)) == 1
-    carrier.close()
+    transport.close()
     assert segments(prefix) == []
 
 
 def test_cleanup_takes_the_segments_of_one_run_only(prefix):
-    ShmCarrier(prefix).expose({"x": np.arange(3)}, version=0, epoch=0)
-    other = ShmCarrier(f"{prefix}x")
+    ShmTransport(prefix).expose({"x": np.arange(3)}, version=0, epoch=0)
+    other = ShmTransport(f"{prefix}x")
     exposure = other.expose({"x": np.arange(3)}, version=0, epoch=0)
     assert cleanup(prefix) == 1
     np.testing.assert_array_equal(other.read(exposure)["x"], np.arange(3))
@@ -40,26 +40,26 @@ def test_cleanup_takes_the_segments_of_one_run_only(prefix):
 
 @pytest.mark.parametrize("size", [0, 8, 40, 64, 70])
 def test_a_file_that_was_cut_is_stale_not_a_crash(prefix, size):
-    carrier = ShmCarrier(prefix)
-    exposure = carrier.expose({"x": np.arange(3)}, version=0, epoch=0)
+    transport = ShmTransport(prefix)
+    exposure = transport.expose({"x": np.arange(3)}, version=0, epoch=0)
     os.truncate(SHM_DIR / exposure.location, size)
     with pytest.raises(StaleRead):
-        ShmCarrier(prefix).read(exposure)
+        ShmTransport(prefix).read(exposure)
 
 
 def test_no_room_is_an_error_that_says_so(prefix):
-    carrier = ShmCarrier(prefix)
+    transport = ShmTransport(prefix)
     with pytest.raises(TransferError, match="no room"):
-        carrier.expose({"x": np.lib.stride_tricks.as_strided(np.zeros(1), (1 << 42,), (0,))}, version=0, epoch=0)
+        transport.expose({"x": np.lib.stride_tricks.as_strided(np.zeros(1), (1 << 42,), (0,))}, version=0, epoch=0)
     assert segments(prefix) == []
 
 
 def test_a_name_of_another_run_is_stale(prefix):
-    carrier = ShmCarrier(prefix)
-    exposure = carrier.expose({"x": np.arange(3)}, version=0, epoch=0)
+    transport = ShmTransport(prefix)
+    exposure = transport.expose({"x": np.arange(3)}, version=0, epoch=0)
     with pytest.raises(StaleRead):
-        carrier.read(msgspec.structs.replace(exposure, location=f"{prefix}-0-0-none"))
-    carrier.close()
+        transport.read(msgspec.structs.replace(exposure, location=f"{prefix}-0-0-none"))
+    transport.close()
 
 
 @pytest.mark.parametrize("foreign", ["folder", "full folder", "link", "dangling link", "pipe", "file of another user"])
@@ -81,15 +81,15 @@ def test_what_is_not_ours_is_passed_over(prefix, foreign, monkeypatch, tmp_path)
     try:
         assert cleanup(prefix) == 0 and os.path.lexists(place)
         monkeypatch.setattr(os, "geteuid", lambda: owner)
-        carrier = ShmCarrier(prefix)
-        exposure = carrier.expose({"x": np.arange(3)}, version=0, epoch=0)
+        transport = ShmTransport(prefix)
+        exposure = transport.expose({"x": np.arange(3)}, version=0, epoch=0)
         if foreign == "file of another user":
             monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
         for location in (place.name, *([exposure.location] if foreign == "file of another user" else ())):
             with pytest.raises(StaleRead, match=r"not a segment of this run|was released"):
-                ShmCarrier(prefix).read(msgspec.structs.replace(exposure, location=location))
+                ShmTransport(prefix).read(msgspec.structs.replace(exposure, location=location))
         monkeypatch.setattr(os, "geteuid", lambda: owner)
-        carrier.close()
+        transport.close()
     finally:
         shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
     assert (tmp_path / "kept").exists()
