@@ -64,6 +64,8 @@ def test_a_new_key_of_free_text_is_either_a_path_or_named_here_as_none():
     assert {key for key, kind in kinds(RunConfig) if kind is str} <= {
         "runtime.name",
         "transfer.host",
+        "gateway.host",
+        "gateway.public_url",
         "ray.address",
         "sandbox.image",
         "transfer.mooncake_device",
