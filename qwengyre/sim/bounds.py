@@ -6,7 +6,7 @@ those of one mu, phi and cap on staleness.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,6 +16,9 @@ from qwengyre.sim.durations import Durations
 from qwengyre.sim.servers import decode_rate
 from qwengyre.sim.settings import Pool
 from qwengyre.sim.workload import Workload
+
+BISECTIONS: Final = 40
+"""A thousandth of a second of a year."""
 
 replace = msgspec.structs.replace
 
@@ -85,7 +88,8 @@ def bounds(workload: Workload, config: SchedulerConfig, pool: Pool, durations: D
         workload, end_s = replace(workload, publish_s=0.0), workload.publish_s  # how often it publishes is its own choice
     chains = _Chains(workload, config, least, _bursts(config))
     path_s = _longest(chains) + end_s
-    joint_s = _joint(pool, chains) + end_s
+    heaviest_s = float(np.sort(durations.train_GN.sum(axis=1))[-config.groups_per_step :].sum())
+    joint_s = max(_joint(pool, chains), _crew(pool, chains, heaviest_s)) + end_s
     return LowerBounds(work_s / 3600, path_s / 3600, max(work_s, path_s, joint_s) / 3600)
 
 
@@ -216,6 +220,51 @@ def _joint(pool: Pool, chains: _Chains) -> float:
         idle = max(idle, nodes * at - rollout_to[due] - train_to[forced] - heaviest)
         times.append(at)
     return float(times[-1])
+
+
+def _crew(pool: Pool, chains: _Chains, heaviest_s: float) -> float:
+    """Work, with what a crew of cells costs that trains a step together: overhead, and waiting in its optimizer. Seconds.
+
+    The least T of which the nodes have enough: what they have rises with T, what is needed falls. `heaviest_s`: the most
+    node-seconds that one step can train.
+    """
+    workload, config, least = chains.workload, chains.config, chains.least
+    num_bursts, num_steps = (0 if config.tune else len(chains.bursts)), config.steps
+    each = pool.cell_nodes / pool.num_replicas(workload)
+    rollout_s, train_s = float(least.rollout_G.sum()), float(least.train_G.sum())
+    serial_s = num_steps * workload.optimizer_s + num_bursts * workload.publish_s
+    first_s = float(least.ready_G[: chains.bursts[0].num_due].min())
+    if train_s == 0:
+        return 0.0
+    speeds = each / (1 + workload.replica_overhead * np.arange(config.num_cells * pool.num_replicas(workload)))
+
+    def is_enough(total_s: float) -> bool:
+        active_s = total_s - serial_s - first_s
+        crew = _least_crew(speeds, train_s / active_s) if active_s > 0 else None
+        if crew is None:
+            return False
+        members = max(float(num_steps) * pool.cell_nodes, train_s**2 / (heaviest_s * active_s))
+        publishing = members if num_bursts == num_steps else num_bursts * pool.cell_nodes
+        waiting = members * workload.optimizer_s + (0.0 if config.tune else publishing * workload.publish_s)
+        needed = rollout_s + active_s * crew * each + waiting + pool.cell_nodes * workload.to_training_s
+        return needed <= total_s * workload.nodes
+
+    low = (rollout_s + train_s) / workload.nodes
+    high = max(low, first_s) + serial_s + workload.to_training_s + 1.0
+    while not is_enough(high):
+        low, high = high, 2 * high
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return low
+
+
+def _least_crew(speeds: np.ndarray, needed: float) -> float | None:
+    """How many replicas train at once on average, at least, to do `needed` node-seconds a second; None if all are too few."""
+    together = np.cumsum(speeds)
+    if needed > together[-1]:
+        return None
+    return float(np.interp(needed, np.concatenate([[0.0], together]), np.arange(len(together) + 1)))
 
 
 def _sum_of(values: np.ndarray, num: int, *, lightest: bool) -> float:

@@ -145,6 +145,15 @@ def test_what_a_chain_makes_idle_is_not_made_up_for():
     assert found.joint <= SimDriver(workload, config, pool, durations).run().hours
 
 
+def test_cells_that_train_together_cost_what_each_slows_the_others():
+    """Training alone fills the pool, so all cells train nearly always: with an overhead of o, j cells do sum 1 / (1 + o i) of one."""
+    workload = small(train_node_hours_per_step=400.0, replica_overhead=0.1, median_h=0.01, optimizer_s=0.0, publish_s=0.0)
+    config, pool = build(workload, Setting())
+    found = bounds(workload, config, pool, Durations.draw(workload, 0))
+    together = sum(1 / (1 + 0.1 * i) for i in range(8)) / 8
+    assert found.joint == pytest.approx(found.work / together, rel=0.01)
+
+
 def test_no_mu_and_phi_under_a_cap_has_a_bound_below_the_least():
     workload = small(steps=4)
     durations = Durations.draw(workload, 0)
