@@ -263,7 +263,7 @@ class EngineCore:
             missing = call.size - call.computed
             length = 1 if missing == 1 else self._piece_length(call, min(budget, missing))
             if not self._reserve(call, call.computed + length):
-                self._wait_again(self.running[-1])
+                self._preempt(self.running[-1])
                 continue
             if missing == 1:
                 decoding.append(call)
@@ -281,8 +281,8 @@ class EngineCore:
         stop = (end - (end == call.size)) // size * size
         return stop - call.computed if stop > call.computed else most
 
-    def _wait_again(self, call: Call) -> None:
-        """There are not enough blocks: the youngest call gives its own back and waits."""
+    def _preempt(self, call: Call) -> None:
+        """Give the blocks of `call` back; it waits, and computes again what no other call has kept."""
         self._remember_blocks(call)
         self._stop(call)
         self.waiting.appendleft(call)

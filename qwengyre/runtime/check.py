@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 OPTIONAL: Final = ("ray", "mooncake")
 """Values of runtime.launcher and transfer.transport that need the module of that name, which the extra of that name brings."""
-MOST_TASK_ERRORS: Final = 20
+MAX_TASK_ERRORS: Final = 20
 """A whole folder may be wrong in the same way: `qwengyre tasks check` lists all of it."""
 
 Mistakes = Iterator[QwenGyreError]
@@ -115,10 +115,10 @@ def _wrong_tasks(folder: str, key: str) -> Mistakes:
         yield ConfigError(error.message, file=error.file, key=key)
         return
     errors = [problem for problem in problems if problem.severity == "error"]
-    for problem in errors[:MOST_TASK_ERRORS]:
+    for problem in errors[:MAX_TASK_ERRORS]:
         yield ConfigError(problem.message, file=problem.file, line=problem.line or None)
-    if errors[MOST_TASK_ERRORS:]:
-        yield ConfigError(f"{len(errors) - MOST_TASK_ERRORS} more errors: qwengyre tasks check {folder}", file=folder)
+    if errors[MAX_TASK_ERRORS:]:
+        yield ConfigError(f"{len(errors) - MAX_TASK_ERRORS} more errors: qwengyre tasks check {folder}", file=folder)
 
 
 def _check_policy(config: RunConfig) -> Mistakes:

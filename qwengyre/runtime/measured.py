@@ -17,7 +17,7 @@ from qwengyre.journal import read
 from qwengyre.runtime.records import ControllerRecord, Decided, RunOpened
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.config import SchedulerConfig
-from qwengyre.sim.history import LEAST_EXECUTION_S, LEAST_MICRO_STEP_S, History, MeasuredGroup, MeasuredRun
+from qwengyre.sim.history import MIN_EXECUTION_S, MIN_MICRO_STEP_S, History, MeasuredGroup, MeasuredRun
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.trajectory.attempts import recorded_attempts
 from qwengyre.trajectory.records import GatewayRecord
@@ -91,6 +91,6 @@ def _groups(history: History, calls: _Calls) -> Iterable[MeasuredGroup]:
     for group, micro_steps in history.trained_groups():
         lived = [(name, *history.lived[name]) for name in sorted(history.members[group]) if name in history.lived]
         yield MeasuredGroup(
-            tuple(max(LEAST_EXECUTION_S, seconds - calls.held.get((name, attempt), 0.0)) for name, attempt, seconds in lived),
-            tuple(max(LEAST_MICRO_STEP_S, history.computed[name]) for name in micro_steps),
+            tuple(max(MIN_EXECUTION_S, seconds - calls.held.get((name, attempt), 0.0)) for name, attempt, seconds in lived),
+            tuple(max(MIN_MICRO_STEP_S, history.computed[name]) for name in micro_steps),
         )

@@ -21,8 +21,8 @@ from qwengyre.sim.workload import Workload
 ANSWERED: Final = (
     cmd.Drain, cmd.SwitchToTraining, cmd.ReturnToRollout, cmd.OpenStep, cmd.CloseStep, cmd.RunOptimizer, cmd.Publish
 )  # fmt: skip
-LEAST_EXECUTION_S: Final = 1e-3
-LEAST_MICRO_STEP_S: Final = 1e-6
+MIN_EXECUTION_S: Final = 1e-3
+MIN_MICRO_STEP_S: Final = 1e-6
 """A journal's clock may give two events one time; the simulator divides by durations."""
 
 

@@ -19,7 +19,7 @@ from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.sim.driver import SimDriver
-from qwengyre.sim.history import LEAST_EXECUTION_S, LEAST_MICRO_STEP_S, History, MeasuredGroup, MeasuredRun
+from qwengyre.sim.history import MIN_EXECUTION_S, MIN_MICRO_STEP_S, History, MeasuredGroup, MeasuredRun
 from qwengyre.sim.settings import Pool
 
 WINDOW_STEPS: Final = 8
@@ -31,9 +31,9 @@ FEWEST_STEPS_LEFT: Final = 3
 SEEDS: Final = (1, 2)
 """Of the draws from the evidence. Seed 0 would replay the groups in their order, of which there may be few."""
 NEWS: Final = 0.25
-MOST_STEPS_BETWEEN: Final = 4
+MAX_STEPS_BETWEEN: Final = 4
 """A plan is made again after a quarter more steps than at the last one, and at most so many steps later: half a window."""
-LEAST_GAIN: Final = 0.01
+MIN_GAIN: Final = 0.01
 """A plan is adopted if it is faster by this share: less is the noise of two draws."""
 DEPTH_STEPS: Final = (0.0, 0.5, 1.0)
 """How far below the deepest dispatch depth that the cap allows, in steps."""
@@ -84,16 +84,16 @@ class Tuner:
             return None
         train = [group for group, kind in history.kinds.items() if kind == "train" and group in history.members]
         recent = train[-WINDOW_STEPS * config.groups_per_step :]
-        typical = tuple(max(LEAST_MICRO_STEP_S, seconds) for seconds in _typical(trained.values()))
+        typical = tuple(max(MIN_MICRO_STEP_S, seconds) for seconds in _typical(trained.values()))
         durations = self._durations([name for group in recent for name in history.members[group]], now)
         groups = tuple(
             MeasuredGroup(
                 tuple(durations[name] for name in history.members[group]),
-                tuple(max(LEAST_MICRO_STEP_S, seconds) for seconds in trained.get(group, ())) or typical,
+                tuple(max(MIN_MICRO_STEP_S, seconds) for seconds in trained.get(group, ())) or typical,
             )
             for group in recent
         )
-        self._due = steps_done + min(MOST_STEPS_BETWEEN, max(1, math.ceil(NEWS * steps_done)))
+        self._due = steps_done + min(MAX_STEPS_BETWEEN, max(1, math.ceil(NEWS * steps_done)))
         left = replace(config, steps=config.steps - steps_done)
         return Evidence(MeasuredRun(history.workload(left, groups), groups), left, steps_done)
 
@@ -103,11 +103,11 @@ class Tuner:
         That is the product-limit estimate (Kaplan and Meier 1958), without which those that ended first would stand for all.
         """
         history = self.history
-        known = {name: max(LEAST_EXECUTION_S, history.lived[name][1]) for name in names if name in history.lived}
+        known = {name: max(MIN_EXECUTION_S, history.lived[name][1]) for name in names if name in history.lived}
         ended = np.sort(list(known.values()))
         found = dict(known)
         for index, name in enumerate(name for name in names if name not in known):
-            age = max(LEAST_EXECUTION_S, now - history.started[name][1])
+            age = max(MIN_EXECUTION_S, now - history.started[name][1])
             longer = ended[np.searchsorted(ended, age, side="right") :]
             found[name] = float(longer[index % len(longer)]) if len(longer) else age
         return found
@@ -156,7 +156,7 @@ def replan(evidence: Evidence) -> Replanned | None:
 
     best = min(best_few, key=mean)
     gain = 1 - mean(best) / mean(now)
-    if gain < LEAST_GAIN:
+    if gain < MIN_GAIN:
         return None
     steps = min(now.steps, HORIZON_STEPS)
     reason = (

@@ -84,7 +84,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         for name in ("slots_per_node", "median_h", "overall_timeout_h"):
             value = getattr(self, name)
             _require(value > 0, f"{name} = {value} must be above zero")
-            _require(value >= LEAST, f"{name} = {value:g} is below {LEAST:g}: is its unit right?")
+            _require(value >= MIN_VALUE, f"{name} = {value:g} is below {MIN_VALUE:g}: is its unit right?")
         for name in NOT_NEGATIVE:
             value = getattr(self, name)
             _require(value >= 0, f"{name} = {value} must not be below zero")
@@ -92,13 +92,13 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             _require(getattr(self, name) <= MOST, f"{name} = {getattr(self, name):g} is beyond {MOST:g}: is its unit right?")
         for name in ("sigma_query", "sigma_execution"):
             _require(
-                getattr(self, name) <= MOST_SIGMA,
-                f"{name} = {getattr(self, name):g} is the standard deviation of a log-duration (0.1 to 0.6 is usual): at most {MOST_SIGMA}",
+                getattr(self, name) <= MAX_SIGMA,
+                f"{name} = {getattr(self, name):g} is the standard deviation of a log-duration (0.1 to 0.6 is usual): at most {MAX_SIGMA}",
             )
         for name in ("train_share_by_duration", "decode_share"):
             _require(getattr(self, name) <= 1, f"{name} = {getattr(self, name)} is a share: at most 1")
         _require(self.slowdown >= 1, f"slowdown = {self.slowdown} must be at least 1: a loaded server is not faster")
-        _require(self.nodes <= MOST_NODES, f"nodes = {self.nodes} is beyond {MOST_NODES}, the most that are simulated")
+        _require(self.nodes <= MAX_NODES, f"nodes = {self.nodes} is beyond {MAX_NODES}, the most that are simulated")
         _require(
             self.nodes % self.cell_nodes == 0,
             f"cells of {self.cell_nodes} nodes do not divide {self.nodes} nodes: set cell_nodes to one of {_divisors(self.nodes)}",
@@ -114,14 +114,14 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def _require_size(self) -> None:
         """Refuse what no memory holds."""
         _require(
-            self.steps_per_burst <= MOST_EXECUTIONS,
-            f"steps_per_burst = {self.steps_per_burst} is beyond {MOST_EXECUTIONS}: at most steps = {self.steps} makes a difference",
+            self.steps_per_burst <= MAX_EXECUTIONS,
+            f"steps_per_burst = {self.steps_per_burst} is beyond {MAX_EXECUTIONS}: at most steps = {self.steps} makes a difference",
         )
         for name, of_group in (("executions", "executions_per_group"), ("micro-steps", "micro_steps_per_group")):
             num = self.num_groups * getattr(self, of_group)
             _require(
-                num <= MOST_EXECUTIONS,
-                f"{num} {name} are more than the {MOST_EXECUTIONS} that are simulated: lower steps, groups_per_step or {of_group}",
+                num <= MAX_EXECUTIONS,
+                f"{num} {name} are more than the {MAX_EXECUTIONS} that are simulated: lower steps, groups_per_step or {of_group}",
             )
 
     @property
@@ -153,12 +153,12 @@ NOT_NEGATIVE = (
 )
 
 
-LEAST: Final = 1e-9
+MIN_VALUE: Final = 1e-9
 MOST: Final = 1e9
 """Of every number with a unit: beyond it sums of seconds lose what matters."""
-MOST_SIGMA: Final = 5
-MOST_NODES: Final = 10_000_000
-MOST_EXECUTIONS: Final = 20_000_000
+MAX_SIGMA: Final = 5
+MAX_NODES: Final = 10_000_000
+MAX_EXECUTIONS: Final = 20_000_000
 
 
 def _require(is_met: bool, message: str) -> None:

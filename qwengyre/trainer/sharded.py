@@ -45,19 +45,19 @@ class Alone:
     def shard(self, body: nn.Module, layers: list[nn.Module]) -> None:
         """Everything is here."""
 
-    def gathered(self, body: nn.Module) -> None:
+    def reshard(self, body: nn.Module) -> None:
         """Nothing was gathered."""
 
-    def part(self, micro_step: MicroStep) -> MicroStep:
+    def assign(self, micro_step: MicroStep) -> MicroStep:
         return micro_step
 
-    def most(self, count: int) -> int:
+    def all_reduce_max(self, count: int) -> int:
         return count
 
-    def total(self, numbers: Tensor) -> Tensor:
+    def all_reduce_sum(self, numbers: Tensor) -> Tensor:
         return numbers
 
-    def together(self, job: Callable[[], Result]) -> Result:
+    def run_collectively(self, job: Callable[[], Result]) -> Result:
         return job()
 
 
@@ -83,7 +83,7 @@ class Ranks:
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
 
-    def gathered(self, body: nn.Module) -> None:
+    def reshard(self, body: nn.Module) -> None:
         """Give back what a forward without a backward has gathered of `body`."""
         from torch.distributed.fsdp import FSDPModule
 
@@ -91,7 +91,7 @@ class Ranks:
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def part(self, micro_step: MicroStep) -> MicroStep:
+    def assign(self, micro_step: MicroStep) -> MicroStep:
         """This rank's executions: longest first to the rank with least. The same on all ranks."""
         loads = [(0, rank) for rank in range(self.size)]
         mine = []
@@ -102,18 +102,18 @@ class Ranks:
                 mine.append(execution)
         return msgspec.structs.replace(micro_step, executions=tuple(mine))
 
-    def most(self, count: int) -> int:
+    def all_reduce_max(self, count: int) -> int:
         """The largest `count` of all ranks."""
         largest = torch.tensor([count], device=HOST)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return int(largest)
 
-    def total(self, numbers: Tensor) -> Tensor:
+    def all_reduce_sum(self, numbers: Tensor) -> Tensor:
         summed = numbers.clone()
         dist.all_reduce(summed)
         return summed
 
-    def together(self, job: Callable[[], Result]) -> Result:
+    def run_collectively(self, job: Callable[[], Result]) -> Result:
         """`job()` of this rank, or the TrainerError that it met on any rank: none goes on into a collective alone."""
         results: list[Result] = []
         error: TrainerError | None = None
@@ -121,7 +121,7 @@ class Ranks:
             results.append(job())
         except TrainerError as met:
             error = met
-        first = self.size - self.most(self.size - self.rank if error is not None else 0)
+        first = self.size - self.all_reduce_max(self.size - self.rank if error is not None else 0)
         if first < self.size:
             met_there = self._broadcast(msgspec.msgpack.encode(describe(error)) if error is not None else b"", first)
             raise error or rebuild(msgspec.msgpack.decode(met_there, type=Refused))
@@ -232,7 +232,7 @@ class ShardedParameters:
 
     def root(self, squares: float) -> float:
         """L2 of numbers whose squares add up to this on this rank, over all ranks."""
-        return math.sqrt(float(self.ranks.total(torch.tensor(squares, dtype=torch.float64, device=HOST))))
+        return math.sqrt(float(self.ranks.all_reduce_sum(torch.tensor(squares, dtype=torch.float64, device=HOST))))
 
     def zero_gradient(self) -> None:
         for parameter in self.parameters.values():

@@ -89,10 +89,10 @@ class Trainer:
         started = time.perf_counter()
         if micro_step.step != self.step:
             raise TrainerError(f"{micro_step.micro_step} belongs to step {micro_step.step}, this trainer is in step {self.step}")
-        part = self.ranks.part(micro_step)
-        laid = self.ranks.together(lambda: rows.build(part, self.config, self.tree_model.name))
+        part = self.ranks.assign(micro_step)
+        laid = self.ranks.run_collectively(lambda: rows.build(part, self.config, self.tree_model.name))
         result = _Result()
-        if self.ranks.most(len(laid.targets.token_O)):
+        if self.ranks.all_reduce_max(len(laid.targets.token_O)):
             self.flat.open_gradient()
             try:
                 result = self._train(laid, self._reference_logprobs(laid))
@@ -101,7 +101,7 @@ class Trainer:
                 raise
         self.computed.append(micro_step.micro_step)
         counted = torch.tensor(laid.targets.counters(), dtype=self.flat.sums, device=HOST)
-        self.flat.gradient[-NUM_COUNTERS:] += self.ranks.total(counted).to(self.device)
+        self.flat.gradient[-NUM_COUNTERS:] += self.ranks.all_reduce_sum(counted).to(self.device)
         return result.stats(part.micro_step, laid, time.perf_counter() - started)
 
     def flat_gradient(self) -> Tensor:

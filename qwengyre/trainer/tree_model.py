@@ -118,7 +118,7 @@ class TreeModel:
         for start, end in chunks:
             at = inputs.within(start, end)
             parts.append(self._head(self._hidden(row, start, end, cache), inputs, at))
-        self.ranks.gathered(self.body)
+        self.ranks.reshard(self.body)
         return _joined(parts)
 
     def probe(self) -> Probe:
@@ -149,9 +149,9 @@ class TreeModel:
                 results[-1].logits = None
         output = _joined(results)
         try:
-            coef_O = self.ranks.together(lambda: coefficients(output.logp_O))
+            coef_O = self.ranks.run_collectively(lambda: coefficients(output.logp_O))
         except TrainerError:
-            self.ranks.gathered(self.body)
+            self.ranks.reshard(self.body)
             raise
         for (start, end), result in zip(reversed(chunks), reversed(results), strict=True):
             at = inputs.within(start, end)
@@ -165,7 +165,7 @@ class TreeModel:
         """Row ranges that run one after the other; every rank of the cell gets as many, empty ones at the end."""
         size = self.config.chunk_tokens
         chunks = [(start, min(start + size, row.num_rows)) for start in range(0, row.num_rows, size)]
-        return chunks + [(row.num_rows, row.num_rows)] * (self.ranks.most(len(chunks)) - len(chunks))
+        return chunks + [(row.num_rows, row.num_rows)] * (self.ranks.all_reduce_max(len(chunks)) - len(chunks))
 
     def _hidden(self, row: TreeRow, start: int, end: int, cache: RowCache | None) -> _Hidden:
         """Last hidden states of rows [start, end) (n, H); those of a placeholder when there are none."""

@@ -9,12 +9,8 @@ from functools import cache
 from tests.arch.source import expect_none, modules
 
 PASSED_ON = {
-    "Apply",
-    "Audit",
     "BeginStep",
     "Compute",
-    "LoadCheckpoint",
-    "Reduce",
     "SaveCheckpoint",
 }
 """What the scheduler decides, a cell is asked for, and its ranks and engine do: the same request, one hop further on."""

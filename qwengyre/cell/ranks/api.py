@@ -1,6 +1,7 @@
 """What a cell and its ranks say to one another. A rank joins; from then on the cell asks and the rank replies.
 
-Every rank of a cell gets each request at the same time: its trainer takes part in every collective.
+Every rank of a cell gets each request at the same time: its trainer takes part in every collective. What the cell passes on as it was
+asked (Compute, Reduce, Apply, LoadCheckpoint, Audit) is of `cell/api.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from qwengyre.core.records import MicroStep
 from qwengyre.trainer.api import Membership
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
@@ -67,18 +67,6 @@ class BeginStep(msgspec.Struct, frozen=True, tag=True):
     step: int
 
 
-class Compute(msgspec.Struct, frozen=True, tag=True):
-    micro_step: MicroStep
-
-
-class Reduce(msgspec.Struct, frozen=True, tag=True):
-    num_members: int
-
-
-class Apply(msgspec.Struct, frozen=True, tag=True):
-    num_executions: int
-
-
 class Expose(msgspec.Struct, frozen=True, tag=True):
     version: int
     incarnation: int
@@ -105,12 +93,3 @@ class SaveCheckpoint(msgspec.Struct, frozen=True, tag=True):
     step: int
     files: str
     extra: dict[str, Any]
-
-
-class LoadCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    directory: str
-
-
-class Audit(msgspec.Struct, frozen=True, tag=True):
-    micro_steps: tuple[MicroStep, ...]
-    snapshots_dir: str

@@ -15,7 +15,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from qwengyre.cell.api import Applied, Audited, Computed, Exposed
+from qwengyre.cell.api import Applied, Apply, Audit, Audited, Compute, Computed, Exposed, LoadCheckpoint, Reduce
 from qwengyre.cell.ranks import api
 from qwengyre.core.errors import TrainerError
 from qwengyre.rpc.server import Done
@@ -62,17 +62,17 @@ TABLE: Final[dict[type[msgspec.Struct], tuple[Callable[..., Any], Callable[[Any]
     api.Close: (MemberTrainer.close, _done),
     api.Pull: (MemberTrainer.pull, _done),
     api.BeginStep: (MemberTrainer.begin_step, _done),
-    api.Compute: (MemberTrainer.compute, Computed),
-    api.Reduce: (MemberTrainer.reduce, _done),
-    api.Apply: (MemberTrainer.apply, Applied),
+    Compute: (MemberTrainer.compute, Computed),
+    Reduce: (MemberTrainer.reduce, _done),
+    Apply: (MemberTrainer.apply, Applied),
     api.Expose: (MemberTrainer.expose, Exposed),
     api.Gather: (MemberTrainer.gather, _done),
     api.Offload: (MemberTrainer.offload, _done),
     api.Restore: (MemberTrainer.restore, _done),
     api.SaveWeights: (MemberTrainer.save_weights, _done),
     api.SaveCheckpoint: (MemberTrainer.save_checkpoint, _done),
-    api.LoadCheckpoint: (MemberTrainer.load_checkpoint, _done),
-    api.Audit: (MemberTrainer.audit, Audited),
+    LoadCheckpoint: (MemberTrainer.load_checkpoint, _done),
+    Audit: (MemberTrainer.audit, Audited),
 }
 """Request -> what carries it out, with the request's fields as arguments, and what makes the reply of its result."""
 

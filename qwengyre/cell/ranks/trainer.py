@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from qwengyre.cell.api import Applied, Audited, Computed, Exposed
+from qwengyre.cell.api import Applied, Apply, Audit, Audited, Compute, Computed, Exposed, LoadCheckpoint, Reduce
 from qwengyre.cell.home import Home, RanksElsewhere
 from qwengyre.cell.ranks import api
 from qwengyre.cell.ranks.rank import carry_out, open_rank
@@ -72,14 +72,14 @@ class RankedTrainer:
 
     def compute(self, micro_step: MicroStep) -> MicroStepStats:
         """Its executions are dealt out to the ranks. What any rank refuses, all do, with nothing added to any sum."""
-        replies = self._on_all(api.Compute(micro_step), Computed)
+        replies = self._on_all(Compute(micro_step), Computed)
         return total_of(micro_step.micro_step, [reply.stats for reply in replies])
 
     def reduce(self, num_members: int) -> None:
-        self._on_all(api.Reduce(num_members), Done)
+        self._on_all(Reduce(num_members), Done)
 
     def apply(self, num_executions: int) -> StepStats:
-        return self._on_all(api.Apply(num_executions), Applied)[0].stats
+        return self._on_all(Apply(num_executions), Applied)[0].stats
 
     def expose(self, version: int, incarnation: int) -> Exposure:
         first, *others = (reply.snapshot for reply in self._on_all(api.Expose(version, incarnation), Exposed))
@@ -102,11 +102,11 @@ class RankedTrainer:
         self._on_all(api.SaveCheckpoint(str(directory), step, str(files), extra), Done)
 
     def load_checkpoint(self, directory: Path) -> dict[str, Any]:
-        loaded, _ = self._beside(api.LoadCheckpoint(str(directory)), lambda: self._first.load_checkpoint(directory), Done)
+        loaded, _ = self._beside(LoadCheckpoint(str(directory)), lambda: self._first.load_checkpoint(directory), Done)
         return loaded
 
     def audit(self, micro_steps: Sequence[MicroStep], snapshots_dir: Path) -> AuditReport:
-        return self._on_all(api.Audit(tuple(micro_steps), str(snapshots_dir)), Audited)[0].report
+        return self._on_all(Audit(tuple(micro_steps), str(snapshots_dir)), Audited)[0].report
 
     def _on_all(self, request: msgspec.Struct, expected: type[Reply]) -> list[Reply]:
         """The replies by rank."""
