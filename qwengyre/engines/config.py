@@ -17,6 +17,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `paced`: scripted tokens at the speed of an emulated device. `served`: a server elsewhere, whose model is evaluated, never trained."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """`vllm` only: of weights, keys and values inside the engine."""
+    device: Literal["auto", "cpu", "cuda"] = "cpu"
+    """`embedded` only: where it keeps weights, keys and values, and computes, in float32. `auto`: the first CUDA device, or the processor
+    when there is none. Serving on CUDA has not been run. vLLM takes the devices that it finds."""
     tensor_parallel: int = 1
     """`vllm` only: devices over which each matrix is split; on a CPU, processes."""
     paced_plan: LocalPath = LocalPath("")
@@ -43,7 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state_snapshots: int = 64
     """Of models with recurrent layers: states of known prefixes that are kept beside those of running calls."""
     kernels: Literal["auto", "native", "torch"] = "auto"
-    """`native`: C, built at first use, for small models on one thread. `auto`: native where it can be, else torch."""
+    """`native`: C, built at first use, for small models on one thread of the processor. `auto`: native where it can be, else torch."""
     num_threads: int = 1
     """Threads of torch inside the engine."""
     command_deadline_s: float = 120.0
@@ -62,6 +65,12 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f'dtype {self.dtype!r} needs engine = "vllm"; the others compute in float32')
         if self.tensor_parallel != 1 and self.engine != "vllm":
             raise ValueError('tensor_parallel needs engine = "vllm"; the others compute in one process')
+        if self.device != "cpu" and self.engine != "embedded":
+            raise ValueError(
+                f'device {self.device!r} needs engine = "embedded": vLLM finds its devices itself, the others have none'
+            )
+        if self.device == "cuda" and self.kernels == "native":
+            raise ValueError('kernels: the compiled ones are for the processor: with device = "cuda" take "auto" or "torch"')
         positive = (
             "tensor_parallel",
             "max_running",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from qwengyre.core.errors import ContextOverflow, EngineError, EngineUnavailable
 from qwengyre.engines.api import FinishReason, GenerateRequest, TokenChunk
@@ -22,6 +23,7 @@ from qwengyre.engines.kv import PrefixCache
 from qwengyre.engines.model import Read, ReadPieces
 from qwengyre.engines.passes import Pass, ServableModel
 from qwengyre.engines.state_cache import StateCache
+from qwengyre.models.placement import HOST
 from qwengyre.models.probe import Probe
 from qwengyre.transfer.api import Pieces
 
@@ -29,9 +31,9 @@ from qwengyre.transfer.api import Pieces
 class EngineCore:
     """All state of an engine that holds weights. One owner calls it; an offloaded engine has none."""
 
-    def __init__(self, spec: ServableModel, config: EngineConfig, *, version: int):
+    def __init__(self, spec: ServableModel, config: EngineConfig, *, version: int, device: torch.device = HOST):
         self.spec, self.config, self.version = spec, config, version
-        self.weights, self.memory, self.forward, states = spec.open(config)
+        self.weights, self.memory, self.forward, states = spec.open(config, device)
         snapshots = range(config.max_running, config.max_running + config.state_snapshots)
         self.recurrent = StateCache(config.kv_blocks, config.block_size, states, snapshots) if states else None
         """None for a model that keeps no states."""
@@ -159,13 +161,14 @@ class EngineCore:
         )
         logprobs_TV = self.forward.logits(batch).log_softmax(-1)
         self.cache.drop(blocks)
-        found: list[float] = logprobs_TV.numpy()[at[:-1], ids[1:]].tolist()
+        found: list[float] = logprobs_TV.to(HOST).numpy()[at[:-1], ids[1:]].tolist()
         return found
 
     def import_blocks(self, token_ids: np.ndarray, read: ReadPieces) -> int:
         """Put keys and values computed elsewhere into the cache; return the number of leading tokens now cached.
 
-        `read(into)` fetches regions as `KVMemory.regions` names them, straight into the blocks. What finds no room is left out.
+        `read(into)` fetches regions as `BlockMemory.landing` names them, on the host straight into the blocks. What finds no room is left
+        out.
         """
         size = self.config.block_size
         _, known = self.cache.match(token_ids)
@@ -185,7 +188,7 @@ class EngineCore:
         return max(known, num_tokens)
 
     def export_regions(self, token_ids: np.ndarray) -> tuple[int, dict[str, Pieces]]:
-        """How many leading tokens are cached, and the memory that holds them, as regions."""
+        """How many leading tokens are cached, and what is known of them, as regions on the host."""
         blocks, num_tokens = self.cache.match(token_ids)
         if not num_tokens:
             return 0, {}
@@ -195,14 +198,18 @@ class EngineCore:
         return num_tokens, regions
 
     def _import(self, token_ids: np.ndarray, blocks: list[int], num_more: int, read: ReadPieces) -> None:
-        regions = self.memory.regions(blocks, num_more=num_more)
+        regions = self.memory.landing(blocks, num_more=num_more)
         if self.recurrent is None:
             read(regions)
+            self.memory.landed(blocks, regions)
             self.cache.adopt(token_ids, blocks)
             return
         slot = self.recurrent.take_snapshot()
         try:
-            read(regions | self.recurrent.states.regions(slot))
+            state = self.recurrent.states.landing(slot)
+            read(regions | state)
+            self.memory.landed(blocks, regions)
+            self.recurrent.states.landed(slot, state)
         except BaseException:
             self.recurrent.give_snapshot_back(slot)
             raise

@@ -31,6 +31,7 @@ from qwengyre.engines.core import EngineCore
 from qwengyre.engines.served import read_served
 from qwengyre.models.adapter_record import ADAPTER, Base
 from qwengyre.models.adapters import merging
+from qwengyre.models.placement import HOST, device_of
 from qwengyre.models.probe import PROBE, probe_in
 from qwengyre.transfer.api import Exposure, Transport
 from qwengyre.transfer.layout import placeholders
@@ -44,9 +45,10 @@ KV_EPOCH = 0
 
 
 class EmbeddedEngine:
-    """A model on the CPU of this process. Implements `engines.api.CellEngine`.
+    """A model in this process, on its processor or its device. Implements `engines.api.CellEngine`.
 
-    Starts with the weights of `model_dir` as version 0; `start_offloaded` starts without memory, for `restore`.
+    Starts with the weights of `model_dir` as version 0; `start_offloaded` starts without memory, for `restore`. Raises ConfigError for a
+    device that is not there.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class EmbeddedEngine:
     ):
         """`base`: the weights that adapters change, shared with others in this process; None reads the folder's when they come."""
         self._base = Base(model_dir) if base is None else base
+        self.device = device_of(config.device, "engine.device")
         self.config, self.spec = config, read_served(model_dir)
         self._transport = transport
         self._core: EngineCore | None = None
@@ -75,7 +78,7 @@ class EmbeddedEngine:
         self._wake = threading.Condition()
         self._paused = self._closed = False
         if not start_offloaded:
-            self._core = EngineCore(self.spec, config, version=0)
+            self._core = EngineCore(self.spec, config, version=0, device=self.device)
             self._core.load_folder(model_dir)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -252,12 +255,14 @@ class EmbeddedEngine:
             raise EngineError(f"{len(self._core.running) + len(self._core.waiting)} calls are running: abort them first")
         self._core.weights.release()
         self._totals, self._core = _add_counts(self._totals, self._core), None
+        if self.device != HOST:
+            torch.cuda.empty_cache()  # what torch keeps of it would be missing to the trainer of another process
 
     def _restore(self, snapshot: Exposure, version: int) -> None:
         if self._core is not None:
             self._update_weights(snapshot, version)
             return
-        core = EngineCore(self.spec, self.config, version=version)
+        core = EngineCore(self.spec, self.config, version=version, device=self.device)
         like = placeholders(snapshot)
         if ADAPTER in like:
             base, parameters = self._base.arrays(), self._transport.read(snapshot)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from qwengyre.core.errors import ConfigError
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.kv import KVMemory
@@ -9,6 +11,7 @@ from qwengyre.engines.model import EngineWeights, ModelSpec
 from qwengyre.engines.native.forward import NativeForward, is_supported
 from qwengyre.engines.passes import Forward, LoadedModel
 from qwengyre.engines.torch_forward import TorchForward
+from qwengyre.models.placement import HOST
 
 NATIVE_HIDDEN = 512
 """Wider models are served by torch, whose matrix products use all threads and caches better."""
@@ -25,11 +28,13 @@ def uses_native(config: EngineConfig, spec: ModelSpec) -> bool:
 
 
 def make_forward(config: EngineConfig, weights: EngineWeights, memory: KVMemory) -> Forward:
-    """The kernels of the config."""
-    return NativeForward(weights, memory) if uses_native(config, weights.spec) else TorchForward(weights, memory)
+    """The kernels of the config; those of torch on a device."""
+    is_native = weights.device == HOST and uses_native(config, weights.spec)
+    return NativeForward(weights, memory) if is_native else TorchForward(weights, memory)
 
 
-def open_qwen3(spec: ModelSpec, config: EngineConfig) -> LoadedModel:
+def open_qwen3(spec: ModelSpec, config: EngineConfig, device: torch.device) -> LoadedModel:
     """Weights, blocks and the kernels of the config."""
-    weights, memory = EngineWeights(spec), KVMemory(spec, num_blocks=config.kv_blocks, block_size=config.block_size)
+    weights = EngineWeights(spec, device)
+    memory = KVMemory(spec, num_blocks=config.kv_blocks, block_size=config.block_size, device=device)
     return LoadedModel(weights, memory, make_forward(config, weights, memory))

@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import mmap
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from qwengyre.engines.model import ModelSpec
+from qwengyre.models.placement import HOST, fetch, host_array, put
 from qwengyre.transfer.api import Pieces
+from qwengyre.transfer.layout import pieces_of
 
 EVICT_AT_ONCE = 16
 """Blocks given up together in a large cache, so that those handed out next lie side by side."""
 
 
-def untouched(shape: Sequence[int]) -> torch.Tensor:
-    """float32 memory: not resident before first use, given back to the system when dropped."""
-    if not (size := int(np.prod(shape))):
-        return torch.empty(*shape)
+def untouched(shape: Sequence[int], device: torch.device) -> torch.Tensor:
+    """float32 memory. The host's is not resident before first use, and given back to the system when dropped."""
+    size = int(np.prod(shape))
+    if device != HOST:
+        return torch.zeros(*shape, device=device)
+    if not size:
+        return torch.empty(*shape, device=HOST)
     memory = mmap.mmap(-1, 4 * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=torch.float32).view(*shape)
 
@@ -35,12 +40,25 @@ class BlockMemory:
     def __init__(self, layers: Sequence[torch.Tensor], num_blocks: int, block_size: int):
         self.layers, self.num_blocks, self.block_size = list(layers), num_blocks, block_size
         self.num_bytes = 4 * sum(layer.numel() for layer in self.layers)
+        self.device = self.layers[0].device if self.layers else HOST
 
-    def regions(self, blocks: Sequence[int], num_more: int = 0) -> dict[str, Pieces]:
-        """The memory of these blocks, to be exposed or read into: a region for each layer, a piece for each run of blocks.
+    def regions(self, blocks: Sequence[int]) -> dict[str, Pieces]:
+        """These blocks, to be exposed, a region for each layer: on the host their memory, a piece for each run of blocks, else a copy."""
+        if self.device == HOST:
+            return self.landing(blocks)
+        at = put(np.asarray(blocks, np.int64), self.device)
+        copies = fetch([layer.index_select(0, at) for layer in self.layers])
+        return {f"kv.{index}": [copied] for index, copied in enumerate(copies)}
+
+    def landing(self, blocks: Sequence[int], num_more: int = 0) -> dict[str, Pieces]:
+        """Memory of the host to read these blocks into, laid out as `regions`; `landed` takes it. On the host it is the blocks' own.
 
         `num_more` blocks of scratch memory follow: a region is read whole, though not all of it is wanted.
         """
+        if self.device != HOST:
+            num = len(blocks) + num_more
+            shapes = [(num, *layer.shape[1:]) for layer in self.layers]
+            return {f"kv.{index}": [host_array(shape, np.float32, self.device)] for index, shape in enumerate(shapes)}
         parts = runs(blocks)
         found: dict[str, Pieces] = {}
         for index, layer in enumerate(self.layers):
@@ -48,6 +66,14 @@ class BlockMemory:
             more = [np.empty((num_more, *content.shape[1:]), np.float32)] if num_more else []
             found[f"kv.{index}"] = [*(content[first:last] for first, last in parts), *more]
         return found
+
+    def landed(self, blocks: Sequence[int], regions: Mapping[str, Pieces]) -> None:
+        """What `landing` gave has been read into."""
+        if self.device == HOST:
+            return
+        at = put(np.asarray(blocks, np.int64), self.device)
+        for index, layer in enumerate(self.layers):
+            layer.index_copy_(0, at, put(pieces_of(regions[f"kv.{index}"])[0][: len(blocks)], self.device))
 
     def copy_block(self, source: int, destination: int) -> None:
         for layer in self.layers:
@@ -57,8 +83,8 @@ class BlockMemory:
 class KVMemory(BlockMemory):
     """Of a Qwen3 model: all layers in one array."""
 
-    def __init__(self, spec: ModelSpec, *, num_blocks: int, block_size: int):
-        self.blocks = untouched((spec.num_layers, num_blocks, 2, spec.kv_heads, block_size, spec.head_dim))
+    def __init__(self, spec: ModelSpec, *, num_blocks: int, block_size: int, device: torch.device = HOST):
+        self.blocks = untouched((spec.num_layers, num_blocks, 2, spec.kv_heads, block_size, spec.head_dim), device)
         super().__init__(list(self.blocks), num_blocks, block_size)
 
     def copy_block(self, source: int, destination: int) -> None:

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 from qwengyre.core.errors import ModelRefused
 from qwengyre.models.config_file import NEEDED, read_config_file, require
+from qwengyre.models.placement import HOST, host_array
 from qwengyre.models.weight_files import weight_files
 from qwengyre.transfer.api import Pieces
 
@@ -59,11 +60,11 @@ class ModelSpec(msgspec.Struct, frozen=True):
         text = f"qwen3 float32 interleaved, by layer and chunk, block={block_size} {msgspec.json.encode(self).decode()}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def open(self, config: EngineConfig) -> LoadedModel:
-        """Memory to serve with."""
+    def open(self, config: EngineConfig, device: torch.device) -> LoadedModel:
+        """Memory on `device` to serve with."""
         from qwengyre.engines.kernels import open_qwen3
 
-        return open_qwen3(self, config)
+        return open_qwen3(self, config, device)
 
 
 def read_spec(model_dir: Path) -> ModelSpec:
@@ -116,13 +117,13 @@ def read_weights(model_dir: Path) -> dict[str, np.ndarray]:
 class LayerWeights:
     """One layer. H hidden, D head_dim, I intermediate."""
 
-    def __init__(self, spec: ModelSpec):
+    def __init__(self, spec: ModelSpec, device: torch.device):
         heads_dim = spec.heads * spec.head_dim
-        self.qkv = _matrix(spec.hidden, heads_dim + 2 * spec.kv_heads * spec.head_dim)
-        self.qk_norm = torch.empty(spec.heads + spec.kv_heads, spec.head_dim)
-        self.out = _matrix(heads_dim, spec.hidden)
-        self.gate_up = _matrix(spec.hidden, 2 * spec.intermediate)
-        self.down = _matrix(spec.intermediate, spec.hidden)
+        self.qkv = _matrix(spec.hidden, heads_dim + 2 * spec.kv_heads * spec.head_dim, device)
+        self.qk_norm = torch.empty(spec.heads + spec.kv_heads, spec.head_dim, device=device)
+        self.out = _matrix(heads_dim, spec.hidden, device)
+        self.gate_up = _matrix(spec.hidden, 2 * spec.intermediate, device)
+        self.down = _matrix(spec.intermediate, spec.hidden, device)
 
     def places(self, spec: ModelSpec) -> dict[str, torch.Tensor]:
         """Where each matrix goes whose rows keep their order, (output, input)."""
@@ -139,13 +140,13 @@ class LayerWeights:
 class EngineWeights:
     """All weights of a model, allocated once and filled in place by `load`."""
 
-    def __init__(self, spec: ModelSpec):
-        self.spec = spec
-        self.embedding = _taken(spec.vocabulary, spec.hidden)
-        self.norm = torch.empty(spec.hidden)
+    def __init__(self, spec: ModelSpec, device: torch.device = HOST):
+        self.spec, self.device = spec, device
+        self.embedding = _taken((spec.vocabulary, spec.hidden), device)
+        self.norm = torch.empty(spec.hidden, device=device)
         """Of the last layer's output; it is not folded into `head`."""
-        self.head = self.embedding.T if spec.tied else _matrix(spec.hidden, spec.vocabulary)
-        self.layers = [LayerWeights(spec) for _ in range(spec.num_layers)]
+        self.head = self.embedding.T if spec.tied else _matrix(spec.hidden, spec.vocabulary, device)
+        self.layers = [LayerWeights(spec, device) for _ in range(spec.num_layers)]
 
     def load_folder(self, model_dir: Path) -> None:
         """Copy the weights of a folder in. Raises ModelRefused."""
@@ -166,7 +167,7 @@ class EngineWeights:
     def load_by(self, read: Read, like: Mapping[str, np.ndarray]) -> None:
         """As `load`, of parameters of the shapes and dtypes of `like`, which `read(into)` fetches layer by layer.
 
-        They land where they stay, if that is where they lie as Hugging Face has them, else in scratch memory of one layer. When
+        They land where they stay, if that is on the host and as Hugging Face has them, else in scratch memory of one layer. When
         `read` raises, the weights are half of one version and half of another: throw them away.
         """
         self._check(like)
@@ -184,10 +185,11 @@ class EngineWeights:
     def _load_layer(
         self, layer: LayerWeights, read: Read, like: Mapping[str, np.ndarray], prefix: str, scratch: dict[str, torch.Tensor]
     ) -> None:
-        spec, order = self.spec, interleaved(self.spec.head_dim)
+        spec, order = self.spec, interleaved(self.spec.head_dim, self.device)
         places = layer.places(spec)
         targets = {prefix + name: places.get(name) for name in layer_shapes(spec)}
-        get = {name.removeprefix(prefix): tensor for name, tensor in _land(read, like, targets, scratch, prefix).items()}
+        landed = _land(read, like, targets, scratch, prefix)
+        get = {name.removeprefix(prefix): tensor.to(self.device) for name, tensor in landed.items()}
         for name, place in places.items():
             if name in BEFORE:
                 torch.mul(get[name], get[BEFORE[name]], out=place)
@@ -210,14 +212,14 @@ class EngineWeights:
                 raise ModelRefused(f"parameter {name!r} is {tuple(parameters[name].shape)}, the model needs {shape}")
 
 
-def _matrix(num_inputs: int, num_outputs: int) -> torch.Tensor:
+def _matrix(num_inputs: int, num_outputs: int, device: torch.device) -> torch.Tensor:
     """(input, output), lying in memory by columns."""
-    return _taken(num_outputs, num_inputs).T
+    return _taken((num_outputs, num_inputs), device).T
 
 
-def _taken(*shape: int) -> torch.Tensor:
-    """Memory whose content is unknown. By numpy, which asks for huge pages: filling it costs half of what torch's own does."""
-    return torch.from_numpy(np.empty(shape, np.float32))
+def _taken(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
+    """Memory whose content is unknown. The host's by numpy, which asks for huge pages: filling it costs half of what torch's own does."""
+    return torch.from_numpy(np.empty(shape, np.float32)) if device == HOST else torch.empty(*shape, device=device)
 
 
 def _land(
@@ -227,28 +229,30 @@ def _land(
     scratch: dict[str, torch.Tensor] | None = None,
     prefix: str = "",
 ) -> dict[str, torch.Tensor]:
-    """Read parameters to their targets; those without one, or of another dtype or layout, to `scratch`, kept by name after `prefix`."""
+    """Read parameters to their targets; those without one, of another dtype or layout, or on a device, to `scratch` on the host, kept by
+    name after `prefix`."""
     scratch = {} if scratch is None else scratch
     landed = {}
     for name, target in targets.items():
         key = name.removeprefix(prefix)
-        if target is not None and target.is_contiguous() and like[name].dtype == np.float32:
+        if target is not None and target.device == HOST and target.is_contiguous() and like[name].dtype == np.float32:
             landed[name] = target
         else:
             if key not in scratch:
-                scratch[key] = torch.from_numpy(np.empty(like[name].shape, like[name].dtype))
+                there = HOST if target is None else target.device
+                scratch[key] = torch.from_numpy(host_array(like[name].shape, like[name].dtype, there))
             landed[name] = scratch[key]
     read({name: tensor.numpy() for name, tensor in landed.items()})
     return landed
 
 
-def interleaved(head_dim: int) -> torch.Tensor:
+def interleaved(head_dim: int, device: torch.device = HOST) -> torch.Tensor:
     """Channel order that puts the two halves of each rotated pair side by side.
 
     >>> interleaved(6).tolist()
     [0, 3, 1, 4, 2, 5]
     """
-    return torch.arange(head_dim).view(2, head_dim // 2).T.flatten()
+    return torch.arange(head_dim, device=device).view(2, head_dim // 2).T.flatten()
 
 
 def expected_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -283,7 +287,9 @@ def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def rope_table(spec: ModelSpec, num_positions: int) -> torch.Tensor:
-    """Rotations e^{i p theta_j}, complex64 (num_positions, D / 2), as Hugging Face computes them in float32."""
-    inverse = 1.0 / (spec.rope_theta ** (torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim))
-    angle = torch.arange(num_positions).float()[:, None] * inverse
+    """Rotations e^{i p theta_j}, complex64 (num_positions, D / 2), on the host, as Hugging Face computes them in float32."""
+    inverse = 1.0 / (
+        spec.rope_theta ** (torch.arange(0, spec.head_dim, 2, dtype=torch.int64, device=HOST).float() / spec.head_dim)
+    )
+    angle = torch.arange(num_positions, device=HOST).float()[:, None] * inverse
     return torch.complex(angle.cos(), angle.sin())

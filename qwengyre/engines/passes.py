@@ -91,8 +91,14 @@ class StateSlots(Protocol):
     def copy(self, source: int, destination: int) -> None: ...
 
     def regions(self, slot: int) -> dict[str, Pieces]:
-        """The memory of one slot, to be exposed or read into."""
+        """One slot, to be exposed: its memory on the host, or a copy of it there."""
         ...
+
+    def landing(self, slot: int) -> dict[str, Pieces]:
+        """Memory of the host to read one slot into; `landed` takes it."""
+        ...
+
+    def landed(self, slot: int, regions: Mapping[str, Pieces]) -> None: ...
 
 
 class LoadedModel(NamedTuple):
@@ -115,6 +121,6 @@ class ServableModel(Protocol):
         """Equal for two engines exactly when one can read the KV blocks of the other."""
         ...
 
-    def open(self, config: EngineConfig) -> LoadedModel:
-        """Memory to serve with. Raises ConfigError."""
+    def open(self, config: EngineConfig, device: torch.device) -> LoadedModel:
+        """Memory on `device` to serve with. Raises ConfigError."""
         ...

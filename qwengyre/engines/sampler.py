@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from qwengyre.models.placement import HOST, put
+
 DRAWS = 256
 
 
@@ -21,7 +23,7 @@ def uniforms(seed: int, block: int) -> list[float]:
 def sample(logits: torch.Tensor, temperatures: list[float], draws: list[float]) -> tuple[list[int], list[float]]:
     """Tokens and log-probs (R,) of `logits` (R, V), row by row."""
     tokens, logprobs = draw(logits, temperatures, draws)
-    return tokens.squeeze(1).tolist(), logprobs.squeeze(1).tolist()
+    return tokens.squeeze(1).to(HOST).tolist(), logprobs.squeeze(1).to(HOST).tolist()
 
 
 def draw(logits: torch.Tensor, temperatures: list[float], draws: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -32,12 +34,12 @@ def draw(logits: torch.Tensor, temperatures: list[float], draws: list[float]) ->
     """
     device = logits.device
     if any(temperature != 1.0 for temperature in temperatures):
-        logits = logits / torch.tensor([temperature or 1.0 for temperature in temperatures], device=device).unsqueeze(1)
+        logits = logits / put(np.array([temperature or 1.0 for temperature in temperatures], np.float32), device).unsqueeze(1)
     logprobs = torch.log_softmax(logits, -1)
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
-    target = torch.tensor(draws, dtype=torch.float64, device=device).mul_(cumulative[:, -1]).unsqueeze(1)
+    target = (put(np.array(draws, np.float64), device) * cumulative[:, -1]).unsqueeze(1)
     tokens = torch.searchsorted(cumulative, target, right=True).clamp_(max=logits.shape[1] - 1)
     if 0.0 in temperatures:
-        greedy = torch.tensor([temperature == 0.0 for temperature in temperatures], device=device).unsqueeze(1)
+        greedy = put(np.array([temperature == 0.0 for temperature in temperatures]), device).unsqueeze(1)
         tokens = torch.where(greedy, logits.argmax(-1, keepdim=True), tokens)
     return tokens, logprobs.gather(1, tokens)

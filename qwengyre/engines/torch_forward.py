@@ -16,23 +16,24 @@ from qwengyre.engines.kv import KVMemory
 from qwengyre.engines.model import EngineWeights, rope_table
 from qwengyre.engines.passes import Pass
 from qwengyre.engines.sampler import sample
+from qwengyre.models.placement import put
 
 Attend = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 class TorchForward:
-    """Reads `weights` and writes `memory` in place."""
+    """Reads `weights` and writes `memory` in place, on their device."""
 
     routes: np.ndarray | None = None
 
     def __init__(self, weights: EngineWeights, memory: KVMemory):
-        self.weights, self.spec = weights, weights.spec
+        self.weights, self.spec, self.device = weights, weights.spec, weights.device
         self.block_size = memory.block_size
         self.flat = [memory.blocks[layer].view(-1, self.spec.head_dim) for layer in range(self.spec.num_layers)]
         """Per layer (blocks * 2 * kv_heads * block_size, D)."""
-        self.head_at = torch.arange(self.spec.kv_heads) * self.block_size
+        self.head_at = torch.arange(self.spec.kv_heads, device=self.device) * self.block_size
         self.value_offset = self.spec.kv_heads * self.block_size
-        self.rope = torch.empty(0)
+        self.rope = torch.empty(0, device=self.device)
 
     def refresh(self) -> None:
         """Nothing is derived from the weights."""
@@ -45,11 +46,11 @@ class TorchForward:
         """(W, V) of the wanted tokens."""
         spec, eps, width = self.spec, self.spec.rms_eps, (self.spec.hidden,)
         num_qk = spec.heads + spec.kv_heads
-        slots, positions = torch.from_numpy(batch.slots), torch.from_numpy(batch.positions)
+        positions = self._put(batch.positions)
         attend = self._attention(batch)
-        hidden = self.weights.embedding.index_select(0, torch.from_numpy(batch.token_ids))
+        hidden = self.weights.embedding.index_select(0, self._put(batch.token_ids))
         rotation = self._rotations(batch).index_select(0, positions).unsqueeze(1)
-        keys_at = self._where(torch.from_numpy(batch.table_RB)[slots], positions[:, None]).flatten()
+        keys_at = self._where(self._put(batch.table_RB[batch.slots]), positions[:, None]).flatten()
         values_at = keys_at + self.value_offset
         for index, layer in enumerate(self.weights.layers):
             qkv = torch.mm(F.rms_norm(hidden, width, None, eps), layer.qkv).view(-1, num_qk + spec.kv_heads, spec.head_dim)
@@ -61,8 +62,11 @@ class TorchForward:
             gate_up = torch.mm(F.rms_norm(hidden, width, None, eps), layer.gate_up)
             inner = F.silu(gate_up[:, : spec.intermediate]).mul_(gate_up[:, spec.intermediate :])
             hidden = torch.addmm(hidden, inner, layer.down)
-        last = hidden.index_select(0, torch.from_numpy(batch.wanted))
+        last = hidden.index_select(0, self._put(batch.wanted))
         return torch.mm(F.rms_norm(last, width, self.weights.norm, eps), self.weights.head)
+
+    def _put(self, array: np.ndarray) -> torch.Tensor:
+        return put(array, self.device)
 
     def _where(self, table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Index into `flat` of the keys at `positions` (C, L) of calls with blocks `table` (C, blocks): (C, kv_heads, L)."""
@@ -72,25 +76,25 @@ class TorchForward:
 
     def _attention(self, batch: Pass) -> Attend:
         """Attention of one layer's queries (N, heads, D) to the calls of this pass: (N, heads * D)."""
-        size, table = batch.num_decoding, torch.from_numpy(batch.table_RB)
+        size, table = batch.num_decoding, batch.table_RB
         parts = []
         if size:
-            last = torch.from_numpy(batch.positions[:size])
-            parts.append((slice(0, size), self._attend_calls(table[torch.from_numpy(batch.slots[:size])], last[:, None])))
+            parts.append((slice(0, size), self._attend_calls(table[batch.slots[:size]], batch.positions[:size, None])))
         at = size
         for slot, start, length in batch.pieces:
             parts.append(
-                (slice(at, at + length), self._attend_calls(table[slot : slot + 1], torch.arange(start, start + length)[None]))
+                (slice(at, at + length), self._attend_calls(table[slot : slot + 1], np.arange(start, start + length)[None]))
             )
             at += length
         return lambda layer, query: torch.cat([attend(layer, query[part]) for part, attend in parts])
 
-    def _attend_calls(self, table: torch.Tensor, positions: torch.Tensor) -> Attend:
+    def _attend_calls(self, table_CB: np.ndarray, positions_CQ: np.ndarray) -> Attend:
         """Queries at `positions` (C, Q) of C calls, flattened to (C * Q, heads, D)."""
-        num_calls, num_queries = positions.shape
-        reach = torch.arange(int(positions.max()) + 1)
+        num_calls, num_queries = positions_CQ.shape
+        positions = self._put(positions_CQ)
+        reach = torch.arange(int(positions_CQ.max()) + 1, device=self.device)
         end = positions.max(1, keepdim=True).values
-        keys_at = self._where(table, torch.minimum(reach, end))
+        keys_at = self._where(self._put(table_CB), torch.minimum(reach, end))
         shape = (num_calls, self.spec.kv_heads, len(reach), self.spec.head_dim)
         keys_at, values_at = keys_at.flatten(), (keys_at + self.value_offset).flatten()
         mask = (reach <= positions[..., None]).unsqueeze(1)
@@ -107,5 +111,5 @@ class TorchForward:
     def _rotations(self, batch: Pass) -> torch.Tensor:
         num_positions = batch.table_RB.shape[1] * self.block_size
         if len(self.rope) < num_positions:
-            self.rope = rope_table(self.spec, num_positions)
+            self.rope = rope_table(self.spec, num_positions).to(self.device)
         return self.rope

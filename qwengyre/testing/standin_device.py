@@ -4,6 +4,9 @@ Every operator runs on the host, behind tensors that say they are on `standin:0`
 of the device and of the host raises, but for numbers (no axes) and for copies from one to the other. Autograd goes through torch's own
 engine and its thread for the device. What it does not show: kernels, streams, pinned memory, collectives on a device.
 
+`python -m qwengyre.testing.standin_device MODULE ARGUMENTS` runs a module in whose process torch's inference mode is `no_grad`: the mode
+leaves out steps of torch's dispatcher that make these tensors views of one another.
+
 >>> with standin_device() as device:
 ...     ones = torch.ones(2, device=device)
 ...     (ones + ones).device.type, (ones + ones).to("cpu").tolist()
@@ -13,6 +16,8 @@ engine and its thread for the device. What it does not show: kernels, streams, p
 from __future__ import annotations
 
 import functools
+import runpy
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -120,3 +125,9 @@ def standin_device() -> Iterator[torch.device]:
     _register()
     with _Mode():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         yield torch.device(NAME, 0)
+
+
+if __name__ == "__main__":
+    setattr(torch, "inference_mode", torch.no_grad)  # noqa: B010 (the type checker holds it to be of one type)
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from qwengyre.core import arrays
 from qwengyre.core.records import MicroStep, TrainingExecution, Trajectory
-from qwengyre.trainer.placement import HOST
+from qwengyre.models.placement import HOST
 from qwengyre.trainer.records import AuditReport
 from qwengyre.trainer.rows import Targets, layout_paths, with_routes
 from qwengyre.trainer.tree_model import TreeModel

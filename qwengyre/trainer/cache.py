@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwengyre.trainer.placement import wide
+from qwengyre.models.placement import wide
 
 
 class LayerCache:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from qwengyre.trainer.placement import HOST, wide
+from qwengyre.models.placement import HOST, place, wide
 
 NUM_COUNTERS = 3
 """Numbers behind the gradient that are summed with it: trained tokens, trained trajectories, squared advantages."""
@@ -161,22 +161,6 @@ class FlatParameters:
     def _as_arrays(self, here: Tensor) -> dict[str, np.ndarray]:
         bits = here.view(torch.uint16) if here.dtype == torch.bfloat16 else here
         return {name: view.numpy() for name, view in self.views(bits).items()}
-
-
-def place(model: nn.Module, device: torch.device) -> None:
-    """Move `model` to `device`; parameters that are one stay one."""
-    if all(tensor.device == device for tensor in (*model.parameters(), *model.buffers())):
-        return
-    moved: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                if id(parameter) not in moved:
-                    moved[id(parameter)] = nn.Parameter(parameter.detach().to(device), parameter.requires_grad)
-                module._parameters[name] = moved[id(parameter)]
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = buffer.to(device)
 
 
 def _taken(num: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qwengyre.models.head import HeadForm
-from qwengyre.trainer.placement import wide
+from qwengyre.models.placement import wide
 
 
 class Layer(NamedTuple):

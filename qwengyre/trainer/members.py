@@ -23,7 +23,7 @@ from torch._C import _distributed_c10d as c10d  # torch.distributed has these na
 from qwengyre.core.errors import MembershipBroken, WireError
 from qwengyre.rpc.store import StoreClient
 from qwengyre.trainer.api import Membership
-from qwengyre.trainer.placement import HOST
+from qwengyre.models.placement import HOST
 from qwengyre.trainer.rendezvous import SecretStore, group_key, own_address, prove
 
 BROKEN: Final = (RuntimeError, dist.DistError, WireError, OSError)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from qwengyre.trainer.config import TrainerConfig
-from qwengyre.trainer.placement import HOST, wide
+from qwengyre.models.placement import HOST, wide
 
 BLOCK: Final = 1 << 24
 """Numbers that are updated at once: 64 MiB in fp32, enough to use the whole width of a bus or a memory."""

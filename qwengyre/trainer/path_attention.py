@@ -17,7 +17,7 @@ from torch import Tensor
 from qwengyre.trainer import sinks
 from qwengyre.trainer.cache import LayerCache, sums_like
 from qwengyre.trainer.kernels import kernel_for
-from qwengyre.trainer.placement import put, wide
+from qwengyre.models.placement import put, wide
 
 if TYPE_CHECKING:
     from qwengyre.models.plan import ScoreRule

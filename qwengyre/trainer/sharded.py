@@ -26,7 +26,7 @@ from qwengyre.core.errors import TrainerError
 from qwengyre.core.records import MicroStep
 from qwengyre.rpc.refusal import Refused, describe, rebuild
 from qwengyre.trainer.flat import NUM_COUNTERS, FlatParameters
-from qwengyre.trainer.placement import HOST, wide
+from qwengyre.models.placement import HOST, wide
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

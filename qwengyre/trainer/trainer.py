@@ -32,7 +32,7 @@ from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.flat import NUM_COUNTERS
 from qwengyre.trainer.objectives import TokenBatch, TokenLoss, coefficients
 from qwengyre.trainer.optimizer import AdamW
-from qwengyre.trainer.placement import HOST, device_of, put
+from qwengyre.models.placement import HOST, device_of, put
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
 from qwengyre.trainer.sharded import Alone, Ranks
 from qwengyre.trainer.tree_model import ALONE, RowOutput, TreeModel

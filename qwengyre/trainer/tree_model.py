@@ -32,9 +32,8 @@ from qwengyre.models.shrink import small_model
 from qwengyre.trainer import head, trial
 from qwengyre.trainer.cache import RowCache
 from qwengyre.trainer.config import TrainerConfig
-from qwengyre.trainer.flat import place
 from qwengyre.trainer.norms import replace_norms
-from qwengyre.trainer.placement import HOST, put, wide
+from qwengyre.models.placement import HOST, place, put, wide
 from qwengyre.trainer.rows import Targets
 from qwengyre.trainer.sharded import Alone, Ranks
 from qwengyre.trainer.tree_plan import TreePlan

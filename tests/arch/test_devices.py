@@ -1,4 +1,4 @@
-"""Every tensor of trainers and models says where it is made; arrays of the host come to a device by `placement.put` alone."""
+"""Every tensor of trainers, engines and models says where it is made; arrays of the host come to a device by `placement.put` alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAKERS = frozenset(
     }
 )
 """Functions of torch that make a tensor on the default device unless they are told otherwise. `*_like` and `new_*` follow a tensor."""
-FOLDERS = ("qwengyre/trainer", "qwengyre/models", "qwengyre/cell/ranks")
+FOLDERS = ("qwengyre/trainer", "qwengyre/engines", "qwengyre/models", "qwengyre/cell/ranks")
 MOVERS = frozenset({"cuda", "cpu"})
 """Methods that hide where a tensor goes: `to(device)` says it."""
 

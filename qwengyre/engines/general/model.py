@@ -24,6 +24,7 @@ from qwengyre.engines.passes import LoadedModel, Pass
 from qwengyre.engines.sampler import sample
 from qwengyre.models.follow import sentence, take_over
 from qwengyre.models.load import load
+from qwengyre.models.placement import HOST, host_array, place, put
 from qwengyre.models.plan import following
 
 if TYPE_CHECKING:
@@ -65,29 +66,34 @@ class GeneralModel:
         parts = (FORMAT, type(self.model).__name__, str(block_size), repr(self.shapes), repr(sorted(config.items(), key=str)))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
-    def open(self, config: EngineConfig) -> LoadedModel:
-        """Memory to serve with. Raises ConfigError, ModelRefused for a config that does not suit the model."""
+    def open(self, config: EngineConfig, device: torch.device) -> LoadedModel:
+        """Memory on `device` to serve with. Raises ConfigError, ModelRefused for a config that does not suit the model."""
         if config.kernels == "native":
             raise ConfigError("the compiled kernels are Qwen3's: use 'auto' or 'torch'", key="engine.kernels")
         if self.limit and config.max_context_tokens > self.limit.num_tokens:
             raise ConfigError(
                 f"texts of this model end at {self.limit.num_tokens} tokens: {self.limit.reason}", key="engine.max_context_tokens"
             )
-        weights = GeneralWeights(self.model, self._parameter_shapes)
-        memory = GeneralMemory(self.shapes, num_blocks=config.kv_blocks, block_size=config.block_size)
-        states = StateMemory(self.shapes, config.max_running + config.state_snapshots) if self.shapes.has_states else None
+        place(self.model, device)
+        weights = GeneralWeights(self.model, self._parameter_shapes, device)
+        memory = GeneralMemory(self.shapes, num_blocks=config.kv_blocks, block_size=config.block_size, device=device)
+        num_slots = config.max_running + config.state_snapshots
+        states = StateMemory(self.shapes, num_slots, device) if self.shapes.has_states else None
         return LoadedModel(weights, memory, GeneralForward(self, memory, states), states)
 
 
 class GeneralWeights:
     """All parameters of the model, where its own forward reads them."""
 
-    def __init__(self, model: nn.Module, shapes: dict[str, tuple[int, ...]]):
+    def __init__(self, model: nn.Module, shapes: dict[str, tuple[int, ...]], device: torch.device):
         """Take memory where it was given back: what is in it is unknown until something is loaded."""
-        self._parameters, self._shapes = dict(model.named_parameters()), shapes
+        self._parameters, self._shapes, self._device = dict(model.named_parameters()), shapes, device
         for name, parameter in self._parameters.items():
             if tuple(parameter.shape) != shapes[name]:
-                parameter.data = torch.from_numpy(np.empty(shapes[name], np.float32))
+                is_host = device == HOST
+                parameter.data = (
+                    torch.from_numpy(np.empty(shapes[name], np.float32)) if is_host else torch.empty(*shapes[name], device=device)
+                )
 
     def load_folder(self, model_dir: Path) -> None:
         """They came with the model."""
@@ -102,7 +108,7 @@ class GeneralWeights:
         self.load_by(read, parameters)
 
     def load_by(self, read: Read, like: Mapping[str, np.ndarray]) -> None:
-        """As `load`, of parameters of the shapes of `like`, which `read(into)` fetches to where they stay."""
+        """As `load`, of parameters of the shapes of `like`, which `read(into)` fetches to where they stay, if that is on the host."""
         for name, shape in self._shapes.items():
             if name not in like:
                 raise ModelRefused(f"the snapshot has no parameter {name!r}")
@@ -110,28 +116,28 @@ class GeneralWeights:
                 raise ModelRefused(f"parameter {name!r} is {tuple(like[name].shape)}, the model needs {shape}")
         landed = {
             name: parameter.detach().numpy()
-            if like[name].dtype == np.float32 and parameter.is_contiguous()
-            else np.empty(like[name].shape, like[name].dtype)
+            if self._device == HOST and like[name].dtype == np.float32 and parameter.is_contiguous()
+            else host_array(like[name].shape, like[name].dtype, self._device)
             for name, parameter in self._parameters.items()
         }
         read(landed)
         with torch.no_grad():
             for name, parameter in self._parameters.items():
-                if landed[name].__array_interface__["data"][0] != parameter.data_ptr():
+                if self._device != HOST or landed[name].__array_interface__["data"][0] != parameter.data_ptr():
                     parameter.copy_(torch.from_numpy(landed[name]))
 
     def release(self) -> None:
         """Give the memory back; buffers stay with the model."""
         for parameter in self._parameters.values():
-            parameter.data = torch.empty(0)
+            parameter.data = torch.empty(0, device=self._device)
 
 
 class GeneralForward:
     """Implements `passes.Forward`."""
 
     def __init__(self, model: GeneralModel, memory: GeneralMemory, states: StateMemory | None):
-        self._model, self._memory = model, memory
-        self._states = states or StateMemory(Shapes((), (), ()), 0)
+        self._model, self._memory, self._device = model, memory, memory.device
+        self._states = states or StateMemory(Shapes((), (), ()), 0, self._device)
         self.form = model.form
         self.routes: np.ndarray | None = None
 
@@ -145,11 +151,11 @@ class GeneralForward:
     @torch.inference_mode()
     def logits(self, batch: Pass) -> torch.Tensor:
         """(W, V) of the wanted tokens."""
-        positions = torch.from_numpy(batch.positions)[None]
+        positions = put(batch.positions, self._device)[None]
         plan = PassPlan(batch, self._memory, self._states)
         with following(plan):
             hidden = self._model.body(
-                input_ids=torch.from_numpy(batch.token_ids)[None],
+                input_ids=put(batch.token_ids, self._device)[None],
                 position_ids=positions,
                 attention_mask=positions >= 0,
                 use_cache=False,
@@ -157,4 +163,4 @@ class GeneralForward:
         self.routes = np.concatenate(plan.chosen, 1) if plan.chosen else None
         output, words = self._model.output, self._model.vocabulary
         bias = None if output.bias is None else output.bias[:words]
-        return self.form.bend(hidden[torch.from_numpy(batch.wanted)] @ output.weight[:words].T, bias)
+        return self.form.bend(hidden.index_select(0, put(batch.wanted, self._device)) @ output.weight[:words].T, bias)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from qwengyre.engines.general.memory import GeneralMemory, StateMemory
 from qwengyre.engines.passes import Pass
+from qwengyre.models.placement import HOST, put
 from qwengyre.models.plan import ScoreRule
 from qwengyre.models.visibility import Visibility
 
@@ -34,17 +35,15 @@ class Part(NamedTuple):
 
 class PassPlan:
     def __init__(self, batch: Pass, memory: GeneralMemory, states: StateMemory):
-        self.batch, self.memory, self.states = batch, memory, states
+        self.batch, self.memory, self.states, self.device = batch, memory, states, memory.device
         self.lengths = [1] * batch.num_decoding + [length for _, _, length in batch.pieces]
         first_P = np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(np.int64) if self.lengths else np.zeros(0, np.int64)
         self.piece_N = np.repeat(np.arange(len(self.lengths)), self.lengths)
         self.offset_N = np.arange(len(batch.token_ids)) - first_P[self.piece_N]
         self.last_P = first_P + np.array(self.lengths, np.int64) - 1
-        self.slots_P = torch.from_numpy(batch.slots[first_P])
+        self.slots_P = batch.slots[first_P]
         self.num_attentions = self.num_convolutions = self.num_scans = 0
-        self.rows_N = self._rows(
-            torch.from_numpy(batch.table_RB)[torch.from_numpy(batch.slots)], torch.from_numpy(batch.positions)[:, None]
-        )
+        self.rows_N = self._rows(self._put(batch.table_RB[batch.slots]), self._put(batch.positions[:, None]))
         self.chosen: list[np.ndarray] = []
         """uint8 (N, K): experts by router."""
         self._parts: dict[int, tuple[Visibility, list[Part]]] = {}
@@ -62,14 +61,15 @@ class PassPlan:
         """The kept inputs of each piece's call, then the pass's own."""
         state = self.states.convolution[self.num_convolutions]
         self.num_convolutions += 1
-        kept, num_kept = state[self.slots_P].flatten(0, 1), num_taps - 1
+        slots_P, num_kept = self._put(self.slots_P), num_taps - 1
+        kept = state[slots_P].flatten(0, 1)
         rows_MC = torch.cat([kept, own_nC])
         taps_K = np.arange(num_taps)
         at_NK = self.offset_N[:, None] - taps_K
         of_state_NK = self.piece_N[:, None] * num_kept + num_kept + at_NK
         place_NK = np.where(at_NK >= 0, len(kept) + np.arange(len(own_nC))[:, None] - taps_K, of_state_NK)
         if num_kept:
-            state[self.slots_P] = rows_MC[torch.from_numpy(place_NK[self.last_P, num_kept - 1 :: -1])]
+            state[slots_P] = rows_MC[self._put(place_NK[self.last_P, num_kept - 1 :: -1])]
         return rows_MC, np.where(taps_K <= self.batch.positions[:, None], place_NK, -1)
 
     def cuts(self) -> list[int]:
@@ -84,9 +84,12 @@ class PassPlan:
         self.num_scans += 1
         return PassStates(self.states.scan[self.num_scans - 1], self.slots_P)
 
+    def _put(self, array: np.ndarray) -> Tensor:
+        return put(array, self.device)
+
     def choose(self, chosen_nK: Tensor) -> Tensor:
         """Those of the router, noted."""
-        self.chosen.append(chosen_nK.to(torch.uint8).cpu().numpy())
+        self.chosen.append(chosen_nK.to(torch.uint8).to(HOST).numpy())
         return chosen_nK
 
     def _rows(self, table_CB: Tensor, position_CL: Tensor) -> Tensor:
@@ -97,45 +100,46 @@ class PassPlan:
         """The same for all layers that share what they see."""
         if id(sees) not in self._parts:
             batch, size = self.batch, self.batch.num_decoding
-            table_RB = torch.from_numpy(batch.table_RB)
-            found = [self._decoding_part(table_RB, sees)] if size else []
+            found = [self._decoding_part(sees)] if size else []
             for slot, start, length in batch.pieces:
-                found.append(self._piece_part(table_RB[slot : slot + 1], torch.arange(start, start + length), size, sees))
+                found.append(self._piece_part(batch.table_RB[slot : slot + 1], np.arange(start, start + length), size, sees))
                 size += length
             self._parts[id(sees)] = sees, found
         return self._parts[id(sees)][1]
 
-    def _decoding_part(self, table_RB: Tensor, sees: Visibility) -> Part:
-        size = self.batch.num_decoding
-        position_C = torch.from_numpy(self.batch.positions[:size])
-        key_L = _keys(position_C, sees)
-        rows_CL = self._rows(table_RB[self.slots_P[:size]], torch.minimum(key_L[None], position_C[:, None]))
+    def _decoding_part(self, sees: Visibility) -> Part:
+        batch, size = self.batch, self.batch.num_decoding
+        position_C, key_L = self._put(batch.positions[:size]), self._keys(batch.positions[:size], sees)
+        table_CB = self._put(batch.table_RB[self.slots_P[:size]])
+        rows_CL = self._rows(table_CB, torch.minimum(key_L[None], position_C[:, None]))
         return Part(0, size, size, rows_CL.flatten(), sees.sees(position_C, key_L)[:, None, None])
 
-    def _piece_part(self, table_1B: Tensor, position_Q: Tensor, start: int, sees: Visibility) -> Part:
-        key_L = _keys(position_Q, sees)
-        rows_L = self._rows(table_1B, key_L[None]).flatten()
-        return Part(start, start + len(position_Q), 1, rows_L, sees.sees(position_Q, key_L)[None, None])
+    def _piece_part(self, table_1B: np.ndarray, at_Q: np.ndarray, start: int, sees: Visibility) -> Part:
+        position_Q, key_L = self._put(at_Q), self._keys(at_Q, sees)
+        rows_L = self._rows(self._put(table_1B), key_L[None]).flatten()
+        return Part(start, start + len(at_Q), 1, rows_L, sees.sees(position_Q, key_L)[None, None])
+
+    def _keys(self, at_Q: np.ndarray, sees: Visibility) -> Tensor:
+        """Positions that some of the queries sees."""
+        end = int(at_Q.max()) + 1
+        window = sees.window(end)
+        return torch.arange(0 if window is None else max(0, int(at_Q.min()) - window + 1), end, device=self.device)
 
 
 class PassStates:
     """States of one scan, in the slots of the calls."""
 
-    def __init__(self, state: Tensor, slots_P: Tensor):
+    def __init__(self, state: Tensor, slots_P: np.ndarray):
         self._state, self._slots_P = state, slots_P
 
     def before(self, group: Sequence[int], given: Tensor) -> Tensor:
-        return self._state[self._slots_P[list(group)]]
+        return self._state[self._of(group)]
 
     def after(self, group: Sequence[int], states: Tensor) -> None:
-        self._state[self._slots_P[list(group)]] = states.to(self._state.dtype)
+        self._state[self._of(group)] = states.to(self._state.dtype)
 
-
-def _keys(position_Q: Tensor, sees: Visibility) -> Tensor:
-    """Positions that some of the queries sees."""
-    end = int(position_Q.max()) + 1
-    window = sees.window(end)
-    return torch.arange(0 if window is None else max(0, int(position_Q.min()) - window + 1), end)
+    def _of(self, group: Sequence[int]) -> Tensor:
+        return put(self._slots_P[list(group)], self._state.device)
 
 
 def _attend(query_HNd: Tensor, layer: Tensor, shape: tuple[int, int, int], part: Part, scores: ScoreRule) -> Tensor:

@@ -38,7 +38,7 @@ class Shapes(msgspec.Struct, frozen=True):
 def shapes_of(body: Any) -> Shapes:
     """Of a model without its head, whatever its weights are."""
     recorder = _Recorder()
-    positions = torch.arange(NUM_TOKENS)[None]
+    positions = torch.arange(NUM_TOKENS, device="cpu")[None]
     with following(recorder):
         body(input_ids=torch.zeros_like(positions), position_ids=positions, attention_mask=positions >= 0, use_cache=False)
     return Shapes(tuple(recorder.attention), tuple(recorder.convolution), tuple(recorder.scan))

@@ -10,6 +10,7 @@ from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.general.model import GeneralModel
 from qwengyre.engines.passes import LoadedModel, Pass
 from qwengyre.models.follow import sentence
+from qwengyre.models.placement import HOST
 
 NUM_TOKENS, BLOCK = 11, 4
 PIECES = ((0, 3), (3, 4), (4, 9))
@@ -26,7 +27,7 @@ def try_model(model: GeneralModel) -> None:
     for attempt in range(TRIES):
         texts = np.random.default_rng(attempt).integers(0, model.vocabulary, (2, NUM_TOKENS))
         try:
-            served, own = _served(model.open(config), texts), _own(model, texts)
+            served, own = _served(model.open(config, HOST), texts), _own(model, texts)
         except UnsupportedModel as error:
             raise ModelRefused(f"{type(model.model).__name__} cannot be served: {error.reason}") from error
         except Exception as error:  # whatever a model's own code raises is a reason to refuse it

@@ -11,6 +11,7 @@ from qwengyre.engines.kv import KVMemory
 from qwengyre.engines.model import EngineWeights, ModelSpec, rope_table
 from qwengyre.engines.native.build import library
 from qwengyre.engines.passes import Pass
+from qwengyre.models.placement import HOST
 
 LANES = 16
 PANEL = 64
@@ -56,14 +57,14 @@ class NativeForward:
         self._forward, self._sample, self._scratch_floats = kernels.forward, kernels.sample, kernels.scratch_floats
         self._scratch_floats.restype = ctypes.c_int64
         self._weights, self._memory = weights, memory
-        self._rope = torch.empty(0)
+        self._rope = torch.empty(0, device=HOST)
         self._head_width = -(-weights.spec.vocabulary // LANES) * LANES
         self._scratch = np.empty(0, np.float32)
         self.refresh()
 
     def refresh(self) -> None:
         spec, weights = self._weights.spec, self._weights
-        head = torch.zeros(spec.hidden, self._head_width)
+        head = torch.zeros(spec.hidden, self._head_width, device=HOST)
         torch.mul(weights.head, weights.norm.unsqueeze(1), out=head[:, : spec.vocabulary])
         self._packed = [
             [pack(layer.qkv), layer.qk_norm, pack(layer.out), pack(layer.gate_up), pack(layer.down)] for layer in weights.layers

@@ -197,7 +197,7 @@ def _rows(cache: torch.Tensor, blocks: list[int], pieces: list[tuple[int, int]])
     if (rows := host_rows(cache)) is not None:
         return [rows[first:last] for first, last in pieces]
     taken = cache.index_select(0, torch.tensor(blocks, device=cache.device)).contiguous()
-    return taken.view(torch.uint8).view(len(blocks), -1).cpu().numpy()
+    return taken.view(torch.uint8).view(len(blocks), -1).to("cpu").numpy()
 
 
 def _shrink_storages(tensors: list[torch.Tensor]) -> dict[int, int]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from qwengyre.core.errors import ConfigError
-from qwengyre.trainer.placement import HOST, device_of
+from qwengyre.models.placement import HOST, device_of
 from tests.unit.trainer.device_steps import CASES
 
 BF16_BOUND = 0.05
