@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: docs quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-wheel test-browser test-recurrence test-models test-harnesses test-clients lint types bubblewrap clean help
+.PHONY: docs quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-wheel test-browser test-recurrence test-models test-gpu gpu-kit test-harnesses test-clients lint types bubblewrap clean help
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -65,6 +65,13 @@ test-recurrence: setup  ## Gated delta nets over trees against another implement
 
 test-models: setup  ## Every causal language model of transformers, tiny: exact over trees, or refused with a reason. Some minutes.
 	$(BIN)/python -m pytest checks/test_models.py
+
+DEVICE ?= cuda
+test-gpu: setup  ## One CUDA device: contracts, exactness, cells, runs, figures; DEVICE=cpu is the half that needs none.
+	$(BIN)/python -m checks.gpu.run --here --device $(DEVICE)
+
+gpu-kit: setup  ## The checkout and the missing wheels for a box with torch, transformers and no network: docs/gpu.md.
+	$(BIN)/python -m checks.gpu.kit qwengyre-gpu-kit.tar.gz
 
 HARNESSES := .harnesses
 test-harnesses: setup $(patsubst %,$(HARNESSES)/%/.installed,node gemini mini-swe-agent aider-chat)  ## Slow: harnesses of others, installed and run unchanged.

@@ -6,6 +6,7 @@ COMMANDS: Final = {
     "kv-move": ("qwengyre.bench.kv_move:kv_move", "Moved calls: tokens computed twice, and speed against the bare transport."),
     "weights": ("qwengyre.bench.weights:weights", "Snapshots: speed, cost to the core, torn reads."),
     "role-switch": ("qwengyre.bench.role_switch:role_switch", "A cell to training and back, by phase, against moving the bytes."),
+    "device": ("qwengyre.bench.device:device_bench", "A device: shares of its peak, decoding, role switch, KV moves, snapshots."),
     "dashboard": (
         "qwengyre.bench.dashboard:dashboard",
         "A run of 20,000 executions in the dashboard: first answer, memory, cost of an open page.",

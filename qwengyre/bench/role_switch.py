@@ -89,7 +89,7 @@ def num_layers(megabytes: float) -> int:
     return max(1, -int(-(megabytes * 1e6 / 4 - VOCABULARY * hidden) // per_layer))
 
 
-async def switch_cell(model_dir: Path, scratch: Path, kind: str, switches: int) -> SwitchFigures:
+async def switch_cell(model_dir: Path, scratch: Path, kind: str, switches: int, device: str = "cpu") -> SwitchFigures:
     from qwengyre.engines.model import read_weights
     from qwengyre.launchers.local import LocalLauncher
     from qwengyre.runtime.cell_client import CellClient
@@ -97,7 +97,7 @@ async def switch_cell(model_dir: Path, scratch: Path, kind: str, switches: int) 
     owner = open_bench_transport(kind, PREFIX)
     weights = owner.expose(read_weights(model_dir), version=1, epoch=0)
     launcher = LocalLauncher(scratch, scratch, DEADLINE_S)
-    spec = cell_spec(model_dir, kind)
+    spec = cell_spec(model_dir, kind, device)
     life = await launcher.launch("cell", spec)
     client = CellClient(life.address, spec.secret)
     switched, read = [], []
@@ -131,7 +131,7 @@ def _median(values: list[float]) -> float:
     return float(np.median(values))
 
 
-def cell_spec(model_dir: Path, kind: str) -> CellSpec:
+def cell_spec(model_dir: Path, kind: str, device: str) -> CellSpec:
     from qwengyre.cell.cell import CellSpec
     from qwengyre.engines.config import EngineConfig
     from qwengyre.trainer.config import TrainerConfig
@@ -144,8 +144,8 @@ def cell_spec(model_dir: Path, kind: str) -> CellSpec:
         segment_prefix=PREFIX,
         secret=secrets.token_bytes(32),
         threads=1,
-        engine=EngineConfig(),
-        trainer=TrainerConfig(),
+        engine=msgspec.convert({"device": device}, EngineConfig),
+        trainer=msgspec.convert({"device": device}, TrainerConfig),
         collective_timeout_s=DEADLINE_S,
         has_trainer=True,
         transfer=msgspec.convert({"transport": kind}, TransferConfig),

@@ -7,7 +7,7 @@ outlived a restart is refused. Order of use:
     to training:  EnterTraining, then per step: BeginStep, Compute*, Reduce (all members at once), Apply (core)
     to rollout:   EnterRollout
     core:         ExposeSnapshot (before every step, and at every publish), SaveSnapshot and SaveCheckpoint, LoadCheckpoint after a loss
-    any cell:     ExposeFile (what was published, when no core of this life has exposed it), Audit (at the end), Health
+    any cell:     HoldSnapshot (before it reads what it shall serve on), ExposeFile (what was published, when no core of this life has exposed it), Audit (at the end), Health
 """
 
 from __future__ import annotations
@@ -94,6 +94,14 @@ class ExposeFile(msgspec.Struct, frozen=True, tag=True):
     version: int
 
 
+class HoldSnapshot(msgspec.Struct, frozen=True, tag=True):
+    """Read a snapshot into memory of the cell that others can read: it serves it on (`transfer/tree.py`). What it held of the same kind
+    before goes."""
+
+    snapshot: Exposure
+    is_publish: bool
+
+
 class UpdateWeights(msgspec.Struct, frozen=True, tag=True):
     snapshot: Exposure
     version: int
@@ -163,6 +171,7 @@ Operation = (
     | Apply
     | ExposeSnapshot
     | ExposeFile
+    | HoldSnapshot
     | UpdateWeights
     | SaveCheckpoint
     | LoadCheckpoint

@@ -36,13 +36,14 @@ from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
 from qwengyre.transfer.config import TransferConfig
 from qwengyre.transfer.transports import TransportPlace
+from qwengyre.transfer.tree import hold, let_go
 
 if TYPE_CHECKING:
     import numpy as np
 
 log = logging.getLogger("qwengyre.cell")
 Result = TypeVar("Result")
-OF_A_STANDALONE_ENGINE = frozenset({api.UpdateWeights, api.ExposeFile, api.Health})
+OF_A_STANDALONE_ENGINE = frozenset({api.UpdateWeights, api.ExposeFile, api.HoldSnapshot, api.Health})
 """What needs no trainer."""
 
 
@@ -101,6 +102,8 @@ class CellProcess:
         self._store: KeyStore | None = None
         """In which the members of the next steps find each other, if this cell is the first of them."""
         self.published: list[Exposure] = []
+        self._held: dict[bool, Exposure] = {}
+        """Snapshots that are served on: the published one, by True, and that of a step, by False."""
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._operations: dict[type, Callable[[Any], Awaitable[msgspec.Struct]]] = {
             api.OfferStore: self.offer_store,
@@ -113,6 +116,7 @@ class CellProcess:
             api.Apply: self.apply,
             api.ExposeSnapshot: self.expose_snapshot,
             api.ExposeFile: self.expose_file,
+            api.HoldSnapshot: self.hold_snapshot,
             api.UpdateWeights: self.update_weights,
             api.SaveCheckpoint: self.save_checkpoint,
             api.LoadCheckpoint: self.load_checkpoint,
@@ -233,6 +237,15 @@ class CellProcess:
             return self._publish(read_published(Path(op.path)), op.version)
 
         return api.Exposed(await self.on_trainer(expose))
+
+    async def hold_snapshot(self, op: api.HoldSnapshot) -> api.Exposed:
+        def held() -> Exposure:
+            if (before := self._held.pop(op.is_publish, None)) is not None:
+                let_go(self.transport, before)
+            made = self._held[op.is_publish] = hold(self.transport, op.snapshot)
+            return made
+
+        return api.Exposed(await self.on_trainer(held))
 
     async def update_weights(self, op: api.UpdateWeights) -> api.Timed:
         started = time.monotonic()

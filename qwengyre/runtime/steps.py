@@ -6,6 +6,7 @@ Each method carries out one command of the scheduler on the cells and returns wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ from qwengyre.telemetry.folder import RunFolder, snapshot_file
 from qwengyre.trainer import checkpoint
 from qwengyre.trainer.records import MicroStepStats, StepStats
 from qwengyre.transfer.api import Exposure
+from qwengyre.transfer.tree import ReaderTree
 
 log = logging.getLogger(__name__)
 REDUCE_TRIES = 3
@@ -35,13 +37,23 @@ COMPUTE_TRIES = 3
 class Steps:
     """Owns the snapshots that are out, the membership groups, and the micro-steps that may still be claimed."""
 
-    def __init__(self, fleet: Fleet, folder: RunFolder, config: RuntimeConfig, *, has_trainers: bool = True) -> None:
-        """Without trainers, as in an evaluation, there is no step, nothing to meet for, and nothing to save or to restore."""
-        self._fleet, self._folder, self._config = fleet, folder, config
+    def __init__(
+        self, fleet: Fleet, folder: RunFolder, config: RuntimeConfig, *, has_trainers: bool = True, fanout: int = 0
+    ) -> None:
+        """Without trainers, as in an evaluation, there is no step, nothing to meet for, and nothing to save or to restore.
+
+        `fanout`: how often one holder of a snapshot sends it (`transfer/tree.py`); 0: all cells read from the core.
+        """
+        self._fleet, self._folder, self._config, self._fanout = fleet, folder, config, fanout
         self._has_trainers = has_trainers
         self.micro_steps: dict[MicroStepId, MicroStep] = {}
         self.step_snapshot: Exposure | None = None
         self.published: Exposure | None = None
+        self._trees: dict[bool, ReaderTree] = {}
+        """Who reads the published snapshot from whom, by True, and that of the step, by False."""
+        self._has_read = asyncio.Event()
+        """Set, and replaced, whenever somebody has read or given up: who waits for a source looks again."""
+        self._published_by = CORE
         self.published_version = 0
         self.checkpoint_step = -1
         self.stats: dict[int, list[MicroStepStats]] = {}
@@ -100,29 +112,63 @@ class Steps:
         snapshot = self.step_snapshot
         assert snapshot is not None, "a step is opened before it is joined"
 
-        def operation() -> api.Operation:
+        def wanted() -> Exposure:
             if self.step_snapshot is not snapshot or CORE not in self._fleet.cells:
                 raise StaleRead(f"step {step} was given up while cell {cell} joined it")
-            return api.BeginStep(step, snapshot)
+            return snapshot
 
-        await self._read_snapshot(cell, operation)
+        await self._read_snapshot(cell, wanted, lambda source: api.BeginStep(step, source), is_publish=False)
 
-    async def _read_snapshot(self, cell: int, operation: Callable[[], api.Operation]) -> dict[str, float]:
+    async def _read_snapshot(
+        self, cell: int, wanted: Callable[[], Exposure], operation: Callable[[Exposure], api.Operation], *, is_publish: bool
+    ) -> dict[str, float]:
         """An operation in which `cell` reads a snapshot, asked for anew after every transfer that broke; seconds by phase.
 
-        What the core exposed may have died with it: whoever waits for its next life is given what that exposes. Raises StaleRead
-        of `operation`, and CellFailed when the cell could not read within the deadline: it is lost then.
+        What the core exposed may have died with it: whoever waits for its next life is given what that exposes. The cell reads from the
+        core or from a cell that serves it on, as the snapshot's tree says. Raises StaleRead of `wanted`, and CellFailed when the cell
+        could not read within the deadline: it is lost then.
         """
         deadline = asyncio.get_running_loop().time() + self._config.operation_timeout_s
         while True:
-            asked = operation()
+            tree = self._tree_of(wanted(), is_publish)
+            if (source := tree.take(cell)) is None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._has_read.wait(), READ_AGAIN_S)
+                continue
             try:
-                return (await self._fleet.call(cell, asked, api.Timed)).phases_s
+                exposure = source.exposure
+                if source.serves_on:
+                    ask = api.HoldSnapshot(source.exposure, is_publish)
+                    exposure = (await self._fleet.call(cell, ask, api.Exposed)).snapshot
+                    tree.holds(cell, exposure)
+                    self._look_again()
+                phases_s = (await self._fleet.call(cell, operation(exposure), api.Timed)).phases_s
+                tree.has_read(cell)
+                return phases_s
             except TransferError as error:
+                tree.broke(cell)
                 log.warning("snapshot_not_read", extra={"cell": cell, "reason": str(error)})
                 if asyncio.get_running_loop().time() > deadline:
                     self._fleet.give_up(cell, f"could not read a snapshot in {self._config.operation_timeout_s:g} s: {error}")
                 await asyncio.sleep(READ_AGAIN_S)
+            except BaseException:
+                tree.lost(cell)
+                raise
+            finally:
+                self._look_again()
+
+    def _tree_of(self, snapshot: Exposure, is_publish: bool) -> ReaderTree:
+        """The present one of its kind, or a new one when the snapshot is another."""
+        tree = self._trees.get(is_publish)
+        if tree is None or tree.exposure is not snapshot:
+            owner = self._published_by if is_publish else CORE
+            num_readers = len(self._fleet.cells) - 1
+            tree = self._trees[is_publish] = ReaderTree(snapshot, owner, fanout=self._fanout, num_readers=num_readers)
+        return tree
+
+    def _look_again(self) -> None:
+        self._has_read.set()
+        self._has_read = asyncio.Event()
 
     async def compute(self, command: cmd.Compute) -> MicroStepStats | None:
         """None when the loss was not finite: the step is poisoned, its data kept. An answer of a step that was given up counts nowhere."""
@@ -235,13 +281,13 @@ class Steps:
         assert self.published_version >= version, "cells return to what was published"
         given = version
 
-        def operation() -> api.Operation:
+        def wanted() -> Exposure:
             nonlocal given
             given = self.published_version
             assert self.published is not None, "the core has exposed what was published"
-            return api.EnterRollout(self.published, given)
+            return self.published
 
-        phases_s = await self._read_snapshot(cell, operation)
+        phases_s = await self._read_snapshot(cell, wanted, lambda source: api.EnterRollout(source, given), is_publish=True)
         if live := self._fleet.cells.get(cell):
             live.is_serving = True
         if given != self.published_version:
@@ -250,7 +296,7 @@ class Steps:
 
     async def publish(self, version: int) -> None:
         """Expose `version` and bring it to every engine that serves. A cell that fails here is lost, not the publish."""
-        self.published = await self._expose(version, is_publish=True)
+        self.published, self._published_by = await self._expose(version, is_publish=True), CORE
         self.published_version = version
         serving = [cell for cell, live in self._fleet.cells.items() if live.is_serving]
         await self._bring(serving)
@@ -267,14 +313,14 @@ class Steps:
             await self._expose_what_was_published(cell)
         given = -1
 
-        def operation() -> api.Operation:
+        def wanted() -> Exposure:
             nonlocal given
             given = self.published_version
             assert self.published is not None, "asked below"
-            return api.UpdateWeights(self.published, given)
+            return self.published
 
         while self.published is not None and given != self.published_version:
-            await self._read_snapshot(cell, operation)
+            await self._read_snapshot(cell, wanted, lambda source: api.UpdateWeights(source, given), is_publish=True)
 
     async def restore_core(self) -> int:
         """Give a new life of the core its last durable state; return the steps done in it."""
@@ -282,14 +328,14 @@ class Steps:
             return 0
         step, directory = latest_checkpoint(self._folder.checkpoints)
         await self._fleet.call(CORE, api.LoadCheckpoint(str(directory)), api.Timed)
-        self.published = await self._expose_file(CORE)
+        self.published, self._published_by = await self._expose_file(CORE), CORE
         self.checkpoint_step = step
         return step
 
     async def _expose_what_was_published(self, cell: int) -> None:
         """By `cell`, when no core of this life has exposed it: it died before its first publish, or before it was restored."""
         if self.published is None:
-            self.published = await self._expose_file(cell)
+            self.published, self._published_by = await self._expose_file(cell), cell
 
     async def _expose_file(self, cell: int) -> Exposure:
         """The published version out of the run folder, exposed by `cell`."""

@@ -52,6 +52,7 @@ from qwengyre.telemetry.records import FINISHED
 from qwengyre.telemetry.summary import Summary
 from qwengyre.telemetry.view import Screen
 from qwengyre.trainer.records import AuditReport
+from qwengyre.transfer.config import TransferConfig
 from qwengyre.transfer.shm import cleanup
 
 log = logging.getLogger(__name__)
@@ -209,7 +210,7 @@ class Run:
                 read_harness_rules(self.config.trajectory.harness_rules),
                 max_concurrent=config.runtime.max_concurrent_harnesses,
             ),
-            steps=Steps(fleet, self.shared, config.runtime, has_trainers=config.scheduler.steps > 0),
+            steps=self._steps(fleet),
             observer=self.observer,
             order=self.prepared.order,
             evaluation=self.prepared.evaluation,
@@ -248,6 +249,13 @@ class Run:
             gateway=gateway,
         )
 
+    def _steps(self, fleet: Fleet) -> Steps:
+        has_trainers = self.config.scheduler.steps > 0
+        return Steps(fleet, self.shared, self.config.runtime, has_trainers=has_trainers, fanout=self._transfer().most_copies)
+
+    def _transfer(self) -> TransferConfig:
+        return self.config.transfer.resolved(one_host=self.config.runtime.launcher == "local")
+
     def _cell_spec(self, cell: int, incarnation: int) -> CellSpec:
         config = self.config
         return CellSpec(
@@ -261,7 +269,7 @@ class Run:
             trainer=config.trainer,
             collective_timeout_s=config.runtime.collective_timeout_s,
             has_trainer=cell < config.scheduler.num_cells and config.scheduler.steps > 0,
-            transfer=config.transfer.resolved(one_host=config.runtime.launcher == "local"),
+            transfer=self._transfer(),
         )
 
     # ------------------------------------------------------------------ the run itself

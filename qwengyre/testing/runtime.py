@@ -124,6 +124,8 @@ class FakeFleet:
                 return api.HealthReport(Capacity(0, 0), EngineStats(0, 0, 0, 0, 0, 0.0))
             case api.ExposeSnapshot() | api.ExposeFile():
                 return api.Exposed(Exposure("shm", f"weights-{operation.version}", (), operation.version, 0, 0))
+            case api.HoldSnapshot():
+                return api.Exposed(msgspec.structs.replace(operation.snapshot, location=f"held by {cell}"))
             case api.OfferStore():
                 return api.Offered(f"10.0.0.{cell}:7")
             case api.EnterTraining() if cell >= self._num_cells:

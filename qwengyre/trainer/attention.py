@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qwengyre.models.placement import wide
 from qwengyre.trainer import sinks
 from qwengyre.trainer.cache import LayerCache, sums_like
 from qwengyre.trainer.kernels import kernel_for
 from qwengyre.trainer.path_attention import PathAttention
-from qwengyre.models.placement import wide
 
 if TYPE_CHECKING:
     from qwengyre.models.plan import ScoreRule

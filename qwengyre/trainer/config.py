@@ -86,6 +86,12 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Executions of one micro-step that share at least this many leading tokens compute them once. 0 never merges."""
     ranks: int = 1
     """Processes that a cell trains with; weights, gradients and optimizer state are sharded over them (FSDP2)."""
+    expert_parallel: int = 1
+    """Not built: 1 is all there is. Experts are sharded over `ranks` as all layers are."""
+    context_parallel: int = 1
+    """Not built: 1 is all there is. A row is computed by one rank; `chunk_tokens` bounds the memory of long ones."""
+    tensor_parallel: int = 1
+    """Not built: 1 is all there is. `ranks` shards each layer and gathers it whole where it computes."""
     checkpoint_every: int = 1
     """Optimizer steps between checkpoints."""
     device: Literal["auto", "cpu", "cuda"] = "cpu"
@@ -107,6 +113,18 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("max_row_tokens", "chunk_tokens", "head_logits", "ranks", "checkpoint_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.expert_parallel != 1:
+            raise ValueError(
+                "expert_parallel is not built: leave it at 1; trainer.ranks shards experts over the devices of a cell"
+            )
+        if self.context_parallel != 1:
+            raise ValueError(
+                "context_parallel is not built: leave it at 1, and lower trainer.chunk_tokens for rows that do not fit"
+            )
+        if self.tensor_parallel != 1:
+            raise ValueError(
+                "tensor_parallel is not built: leave it at 1; trainer.ranks shards each layer over the devices of a cell"
+            )
         for name in ("warmup_steps", "weight_decay", "kl_coefficient", "clip_low", "clip_high", "merge_prompt_tokens"):
             if (value := getattr(self, name)) is not None and not value >= 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")

@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from qwengyre.models import interface
 from qwengyre.models.follow import Followed, layers_of, take_over
-from qwengyre.trainer.config import TrainerConfig
 from qwengyre.models.placement import wide
+from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.rows import Targets
 from qwengyre.trainer.tree_model import TreeModel
 from qwengyre.trajectory.layout import LayoutPath, build_row

@@ -28,7 +28,7 @@ class MemberTrainer:
 
     def connect(self, membership: Membership) -> None:
         self.close()
-        self._members = Members.connect(membership, self._secret, self._shard)
+        self._members = Members.connect(membership, self._secret, self._shard, self.trainer.device)
 
     def close(self) -> None:
         if self._members is not None:

@@ -14,8 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from qwengyre.trainer.config import TrainerConfig
 from qwengyre.models.placement import HOST, wide
+from qwengyre.trainer.config import TrainerConfig
 
 BLOCK: Final = 1 << 24
 """Numbers that are updated at once: 64 MiB in fp32, enough to use the whole width of a bus or a memory."""

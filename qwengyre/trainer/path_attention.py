@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qwengyre.models.placement import put, wide
 from qwengyre.trainer import sinks
 from qwengyre.trainer.cache import LayerCache, sums_like
 from qwengyre.trainer.kernels import kernel_for
-from qwengyre.models.placement import put, wide
 
 if TYPE_CHECKING:
     from qwengyre.models.plan import ScoreRule

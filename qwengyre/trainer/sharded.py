@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from qwengyre.core.errors import TrainerError
 from qwengyre.core.records import MicroStep
+from qwengyre.models.placement import HOST, wide
 from qwengyre.rpc.refusal import Refused, describe, rebuild
 from qwengyre.trainer.flat import NUM_COUNTERS, FlatParameters
-from qwengyre.models.placement import HOST, wide
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

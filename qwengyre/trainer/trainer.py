@@ -24,6 +24,7 @@ from qwengyre.core.records import MicroStep, Trajectory
 from qwengyre.models.adapter_record import ADAPTER, Adapter, Base
 from qwengyre.models.adapters import from_peft, peft_config, to_peft
 from qwengyre.models.load import as_in_folder, as_in_memory, left_in_folder, read_left
+from qwengyre.models.placement import HOST, device_of, put
 from qwengyre.models.probe import PROBE
 from qwengyre.telemetry.folder import snapshot_file
 from qwengyre.trainer import allocator, audit, checkpoint, rows
@@ -32,7 +33,6 @@ from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.flat import NUM_COUNTERS
 from qwengyre.trainer.objectives import TokenBatch, TokenLoss, coefficients
 from qwengyre.trainer.optimizer import AdamW
-from qwengyre.models.placement import HOST, device_of, put
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
 from qwengyre.trainer.sharded import Alone, Ranks
 from qwengyre.trainer.tree_model import ALONE, RowOutput, TreeModel

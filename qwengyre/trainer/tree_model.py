@@ -25,6 +25,7 @@ from qwengyre.models.adapter_record import Adapter
 from qwengyre.models.adapters import adapt
 from qwengyre.models.follow import Followed, take_over
 from qwengyre.models.load import load, read_config
+from qwengyre.models.placement import HOST, place, put, wide
 from qwengyre.models.plan import following
 from qwengyre.models.probe import Probe, text
 from qwengyre.models.rounding import made_of, rounding
@@ -33,7 +34,6 @@ from qwengyre.trainer import head, trial
 from qwengyre.trainer.cache import RowCache
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms
-from qwengyre.models.placement import HOST, place, put, wide
 from qwengyre.trainer.rows import Targets
 from qwengyre.trainer.sharded import Alone, Ranks
 from qwengyre.trainer.tree_plan import TreePlan

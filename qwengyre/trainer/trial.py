@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from qwengyre.core.errors import UnsupportedModel
 from qwengyre.models.follow import sentence
-from qwengyre.models.plan import current
 from qwengyre.models.placement import HOST, put, wide
+from qwengyre.models.plan import current
 from qwengyre.trainer.rows import Targets
 from qwengyre.trainer.tree_plan import TreePlan
 from qwengyre.trajectory.layout import LayoutPath, TreeRow, build_row

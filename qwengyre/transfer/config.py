@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 TransportKind = Literal["auto", "shm", "tcp", "mooncake"]
+NETWORK_FANOUT: Final = 2
+"""Copies of a snapshot that leave one holder: with 2 the depth grows as the logarithm of the cells, and the owner's link carries no more
+than if there were three cells."""
 
 
 class TransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,10 +30,23 @@ class TransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_s: float = 30.0
     """Longest silence of an owner during a read over TCP; then TransferError."""
 
+    fanout: int = -1
+    """How often a cell sends one snapshot of the weights: cells that have read it serve it on, each from a copy in its host's memory. 0: all
+    read from the core. -1: 2 over a network, 0 in shared memory, where there is no link to spare."""
+
     def __post_init__(self) -> None:
+        if self.fanout < -1:
+            raise ValueError(f"fanout must be -1 (by the transport), 0 (no bound) or positive, is {self.fanout}")
         if not self.deadline_s > 0:
             raise ValueError(f"deadline_s must be positive, is {self.deadline_s}")
 
     def resolved(self, *, one_host: bool) -> TransferConfig:
         """With `auto` decided: shared memory where all cells share it, else TCP."""
         return self if self.transport != "auto" else msgspec.structs.replace(self, transport="shm" if one_host else "tcp")
+
+    @property
+    def most_copies(self) -> int:
+        """How often one holder sends a snapshot; 0: as often as it is asked. For a config whose transport is decided."""
+        if self.fanout >= 0:
+            return self.fanout
+        return 0 if self.transport == "shm" else NETWORK_FANOUT

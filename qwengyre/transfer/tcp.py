@@ -77,6 +77,8 @@ class TcpTransport:
         self._silent: dict[socket.socket, None] = {}
         """Connections that have not asked for anything yet, in the order in which they came."""
         self._lock = threading.Lock()
+        self.bytes_sent = 0
+        """Of exposures, to all readers."""
         try:
             self._listener = socket.create_server((host, 0), backlog=MAX_READERS)
         except OSError as error:
@@ -204,6 +206,8 @@ class TcpTransport:
             if offset < 0 or num_bytes < 0 or offset + num_bytes > len(segment.memory):
                 raise TransferError(f"a read of {num_bytes} bytes at {offset} of {len(segment.memory)}")
             connection.sendall(segment.memory[offset : offset + num_bytes])
+            with self._lock:
+                self.bytes_sent += num_bytes
         if segment.why_stale(wanted) is None and segment.sequence == before:
             connection.sendall(OK)
         else:

@@ -7,6 +7,7 @@ from the prompt and the seed, and whose KV is that of the prompt.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing
 from functools import cache
@@ -36,6 +37,8 @@ FAMILIES = ("llama", "gemma3_text", "qwen3_5_text", "qwen3_moe", "deepseek_v3")
 """Embedded, by transformers' own forward: dense, sliding windows, hybrid, mixture, latent attention."""
 MAX_CONTEXT, VOCABULARY = 256, 96
 SECRET = b"contract"
+DEVICE = os.environ.get("QWENGYRE_TEST_DEVICE", "cpu")
+"""`make test-gpu` holds the embedded engine on a device to the same contract."""
 CELL_SIDE: dict[str, type[Serving]] = {
     "embedded": EmbeddedEngine,
     "scripted": ScriptedEngine,
@@ -90,7 +93,7 @@ class Bench:
             server = CompletionsServer(lambda prompt: range(1, MAX_CONTEXT), max_model_len=MAX_CONTEXT, held=holds)
             await self._stack.enter_async_context(server)
             return CompletionsEngine(open_http(server.url), "policy", max_context_tokens=MAX_CONTEXT)
-        return EmbeddedEngine(self.model_dir, self.transport, CONFIG)
+        return EmbeddedEngine(self.model_dir, self.transport, msgspec.structs.replace(CONFIG, device=DEVICE))
 
     async def _served_to_others(self, engine: CellEngine) -> RemoteEngine:
         server = EngineServer(engine, secret=SECRET)

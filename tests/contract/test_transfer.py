@@ -18,6 +18,7 @@ from qwengyre.transfer.api import Exposure, Transport
 from qwengyre.transfer.config import TransferConfig
 from qwengyre.transfer.shm import ShmTransport, cleanup
 from qwengyre.transfer.transports import open_transport
+from qwengyre.transfer.tree import hold, let_go
 
 OWNER = """
 import sys, msgspec, numpy as np
@@ -172,6 +173,26 @@ def test_released_memory_cannot_be_read(transport):
         transport.read(exposure)
     with pytest.raises(TransferError):
         transport.buffers(exposure)
+
+
+def test_who_has_read_serves_it_on_when_the_owner_has_gone_and_of_all_ranks(transport, kind, prefix):
+    reader, last = make(kind, prefix), make(kind, prefix)
+    rank = transport.expose({"shard": np.arange(5)}, version=3, epoch=1)
+    exposure = msgspec.structs.replace(transport.expose(arrays(), version=3, epoch=1), others=(rank,))
+    held = hold(reader, exposure)
+    for part in (exposure, rank):
+        transport.release(part)
+    assert (held.version, held.epoch, held.regions) == (3, 1, exposure.regions)
+    for name, array in last.read(held).items():
+        np.testing.assert_array_equal(array, arrays()[name])
+    np.testing.assert_array_equal(last.read(held.others[0])["shard"], np.arange(5))
+    let_go(reader, held)
+    with pytest.raises(StaleRead):
+        last.read(held)
+    with pytest.raises(StaleRead):
+        hold(last, held)
+    for each in (reader, last):
+        each.close()
 
 
 def test_only_the_owner_writes(transport, kind, prefix):

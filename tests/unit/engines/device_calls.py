@@ -19,6 +19,8 @@ from qwengyre.core.arrays import common_prefix
 from qwengyre.engines.api import GenerateRequest, Sampling
 from qwengyre.engines.config import EngineConfig
 from qwengyre.engines.core import EngineCore
+from qwengyre.engines.general.memory import StateMemory
+from qwengyre.engines.model import EngineWeights, LayerWeights
 from qwengyre.engines.served import read_served
 from qwengyre.models.placement import HOST
 from qwengyre.models.probe import probe_in
@@ -81,7 +83,7 @@ def moved(source: EngineCore, destination: EngineCore) -> tuple[dict[str, Answer
 
 
 def copy(regions: dict[str, Any], into: dict[str, Any]) -> None:
-    """As a carrier does: every region whole, from the pieces that it was gathered from to those that it is scattered to."""
+    """As a transport does: every region whole, from the pieces that it was gathered from to those that it is scattered to."""
     for name, target in into.items():
         parts, places = (value if isinstance(value, list) else [value] for value in (regions[name], target))
         whole = np.concatenate([part.reshape(-1) for part in parts])
@@ -104,14 +106,23 @@ def opened(folder: Path, device: torch.device, seed: int) -> EngineCore:
 
 
 def tensors_of(core: EngineCore) -> Iterator[torch.Tensor]:
+    """Of weights, blocks and states, however they are kept."""
+    model = getattr(core.spec, "model", None)
     yield from core.memory.layers
-    for owner in (core.weights, getattr(core.spec, "model", None), core.states):
-        parameters = getattr(owner, "parameters", None)
-        found = list(parameters()) if callable(parameters) else list(vars(owner).values()) if owner is not None else []
-        for value in found:
-            for one in value if isinstance(value, list) else [value]:
-                yield from [one] if isinstance(one, torch.Tensor) else []
-                yield from [v for v in getattr(one, "__dict__", {}).values() if isinstance(v, torch.Tensor)]
+    yield from tensors_in(core.weights)
+    yield from () if model is None else (*model.parameters(), *model.buffers())
+    yield from () if core.recurrent is None else tensors_in(core.recurrent.states)
+
+
+def tensors_in(kept: object) -> Iterator[torch.Tensor]:
+    if isinstance(kept, torch.Tensor):
+        yield kept
+    elif isinstance(kept, list):
+        for one in kept:
+            yield from tensors_in(one)
+    elif isinstance(kept, (EngineWeights, LayerWeights, StateMemory)):
+        for one in vars(kept).values():
+            yield from tensors_in(one)
 
 
 def compare(folder: Path, device: torch.device) -> dict[str, object]:

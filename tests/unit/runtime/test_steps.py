@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -25,9 +26,10 @@ def exposure(version: int) -> Exposure:
 
 @pytest.fixture
 def steps(tmp_path):
-    def make(num_cells: int = 3, **runtime: object) -> tuple[Steps, FakeFleet]:
+    def make(num_cells: int = 3, fanout: int = 0, **runtime: object) -> tuple[Steps, FakeFleet]:
         fleet = FakeFleet(num_cells)
-        return Steps(fleet, RunFolder(tmp_path), RuntimeConfig(**{"operation_timeout_s": 60.0, **runtime})), fleet
+        config = RuntimeConfig(**{"operation_timeout_s": 60.0, **runtime})
+        return Steps(fleet, RunFolder(tmp_path), config, fanout=fanout), fleet
 
     return make
 
@@ -148,6 +150,56 @@ class TestCloseStep:
         await closing
         await made._wait_connected()
         assert connecting == [0, 1, 2]
+
+
+def sources(fleet: FakeFleet, kind: type) -> dict[int, str]:
+    """By cell, from where it last read in operations of this kind; what it held itself counts as where that came from."""
+    held = {cell: op.snapshot.location for cell, op in fleet.calls if isinstance(op, api.HoldSnapshot)}
+    read = {cell: op.snapshot.location for cell, op in fleet.calls if isinstance(op, kind) and op.snapshot is not None}
+    return {cell: held[cell] if place == f"held by {cell}" else place for cell, place in read.items()}
+
+
+class TestReadersServeOn:
+    async def test_the_core_sends_a_step_s_snapshot_to_two_cells_and_these_send_it_on(self, steps):
+        made, fleet = steps(12, fanout=2)
+        await made.open_step(4)
+        await asyncio.gather(*(made.join_step(cell, 4) for cell in range(1, 12)))
+        found = Counter(sources(fleet, api.BeginStep).values())
+        assert found.total() == 11 and max(found.values()) == 2
+        assert found["weights-4"] == 2
+
+    async def test_few_cells_read_from_the_core_alone(self, steps):
+        made, fleet = steps(3, fanout=2)
+        await made.open_step(4)
+        await asyncio.gather(*(made.join_step(cell, 4) for cell in (1, 2)))
+        assert fleet.told(api.HoldSnapshot) == []
+
+    async def test_cells_whose_source_died_in_the_middle_read_elsewhere(self, steps):
+        made, fleet = steps(12, fanout=2)
+
+        async def begin(cell, operation):
+            place = operation.snapshot.location if operation.snapshot else ""
+            if place == "held by 1" and cell == 1:
+                raise fleet.lose(1)
+            if place == "held by 1":
+                raise TransferError("connection refused")
+            return api.Timed()
+
+        fleet.answers[api.BeginStep] = begin
+        await made.open_step(4)
+        joins = await asyncio.gather(*(made.join_step(cell, 4) for cell in range(1, 12)), return_exceptions=True)
+        assert [type(answer) for answer in joins] == [CellFailed] + [type(None)] * 10
+        found = sources(fleet, api.BeginStep)
+        assert "held by 1" not in {place for cell, place in found.items() if cell != 1}
+
+    async def test_a_publish_travels_the_same_way_and_the_next_one_begins_anew(self, steps):
+        made, fleet = steps(12, fanout=2)
+        for version in (1, 2):
+            fleet.calls.clear()
+            await made.publish(version)
+            found = Counter(sources(fleet, api.UpdateWeights).values())
+            assert found.total() == 12 and max(found.values()) <= 3  # the core reads its own
+            assert found[f"weights-{version}"] == 3
 
 
 class TestSnapshotReads:

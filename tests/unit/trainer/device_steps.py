@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from qwengyre.models.placement import HOST
 from qwengyre.testing.families import tiny_model
 from qwengyre.testing.standin_device import MixedDevices, standin_device
 from qwengyre.testing.training import micro_step, random_execution, tiny_hybrid, tiny_qwen3, tiny_qwen3_moe
 from qwengyre.trainer.config import TrainerConfig
-from qwengyre.models.placement import HOST
 from qwengyre.trainer.trainer import Trainer
 from qwengyre.transfer.shm import ShmTransport, cleanup
 

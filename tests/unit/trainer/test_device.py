@@ -15,6 +15,7 @@ import torch
 
 from qwengyre.core.errors import ConfigError
 from qwengyre.models.placement import HOST, device_of
+from qwengyre.trainer.config import TrainerConfig
 from tests.unit.trainer.device_steps import CASES
 
 BF16_BOUND = 0.05
@@ -59,3 +60,9 @@ def test_a_device_that_is_not_there_is_refused_and_auto_takes_what_there_is():
         assert device_of("auto") == HOST
         with pytest.raises(ConfigError, match="CUDA"):
             device_of("cuda")
+
+
+@pytest.mark.parametrize("key", ["expert_parallel", "context_parallel", "tensor_parallel"])
+def test_a_way_to_spread_a_model_that_is_not_built_is_refused_with_what_to_do(key: str):
+    with pytest.raises(ValueError, match=rf"{key} is not built: leave it at 1"):
+        TrainerConfig(**{key: 2})

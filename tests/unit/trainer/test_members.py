@@ -6,6 +6,8 @@ import os
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from threading import Barrier
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ import torch.distributed as dist
 from qwengyre.core.errors import MembershipBroken, WireError
 from qwengyre.rpc.store import KeyStore, StoreClient
 from qwengyre.testing.sockets import listening_hosts
+from qwengyre.trainer import members as members_module
 from qwengyre.trainer.api import Membership
 from qwengyre.trainer.members import Members
 from qwengyre.trainer.rendezvous import SecretStore, group_key, prove
@@ -51,6 +54,57 @@ def test_members_sum_to_the_core_and_own_gradients_stay(store: KeyStore):
     assert [gradient[0].item() for gradient in gradients] == [1.0, 10.0, 100.0]
     for one in members:
         one.close()
+
+
+class OnDevices:
+    """In place of NCCL: the ranks of one process add up under each other's eyes, and the test says whether one takes part."""
+
+    given: ClassVar[dict[int, torch.Tensor]] = {}
+    meet: ClassVar[Barrier] = Barrier(2)
+    aborted: ClassVar[list[int]] = []
+    is_cut = False
+
+    def __init__(self, store, rank: int, size: int, timeout_s: float, device: torch.device) -> None:
+        self.rank = rank
+
+    def scratch(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.clone()
+
+    def reduce(self, scratch: torch.Tensor) -> None:
+        if self.is_cut:
+            scratch.fill_(torch.nan)
+            raise RuntimeError("the sum over devices did not end")
+        self.given[self.rank] = scratch
+        self.meet.wait()
+        if self.rank == 0:
+            scratch += self.given[1]
+        self.meet.wait()
+
+    def abort(self) -> None:
+        self.aborted.append(self.rank)
+
+
+def test_members_on_devices_of_their_own_sum_there_and_those_that_share_one_do_not(store: KeyStore, monkeypatch):
+    """Rank 2 is on the device of rank 0: the prefix of two sums over devices, that of three through the hosts' memory."""
+    monkeypatch.setattr(members_module, "NcclSums", OnDevices)
+    monkeypatch.setattr(members_module, "place_of", lambda device: f"GPU-{device.index % 2}")
+
+    def connect(rank: int) -> Members:
+        return Members.connect(Membership(1, rank, 3, store.address, COMES_S), SECRET, device=torch.device("cuda", rank))
+
+    members = together(3, connect)
+    gradients = [torch.full((5,), float(10**rank)) for rank in range(3)]
+    kinds = [{prefix: type(sums).__name__ for prefix, sums in one._sums.items()} for one in members]
+    assert kinds == [{2: "OnDevices", 3: "GlooSums"}] * 2 + [{3: "GlooSums"}]
+    for num, expected in ((2, 11.0), (3, 111.0)):
+        summed = together(num, lambda rank, num=num: members[rank].reduce(gradients[rank], num))
+        assert summed[0].tolist() == [expected] * 5 and summed[1:] == [None] * (num - 1)
+    monkeypatch.setattr(OnDevices, "is_cut", True)
+    assert [type(one) for one in together(2, lambda rank: members[rank].reduce(gradients[rank], 2))] == [MembershipBroken] * 2
+    assert [gradient[0].item() for gradient in gradients] == [1.0, 10.0, 100.0]
+    for one in members:
+        one.close()
+    assert sorted(OnDevices.aborted) == [0, 1]
 
 
 def test_nothing_of_a_rendezvous_listens_where_other_machines_can_connect(store: KeyStore):
