@@ -6,12 +6,19 @@ INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
 .PHONY: docs quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-wheel test-browser test-recurrence test-models test-gpu gpu-kit test-harnesses test-clients lint types bubblewrap clean help
+.PHONY: quickstart-hybrid quickstart-moe test-lora
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 quickstart: setup  ## Train a small agent on this machine in minutes; RUN_ARGS="--set runtime.seed=1" changes keys.
 	$(BIN)/qwengyre train recipes/quickstart.toml $(RUN_ARGS)
+
+quickstart-moe: setup  ## The quickstart with a small mixture of experts (Qwen3-MoE) as the policy.
+	$(BIN)/qwengyre train recipes/quickstart-moe.toml $(RUN_ARGS)
+
+quickstart-hybrid: setup  ## The quickstart with a small hybrid (Qwen3.5: gated delta nets and attention) as the policy.
+	$(BIN)/qwengyre train recipes/quickstart-hybrid.toml $(RUN_ARGS)
 
 quickstart-ray: setup  ## The quickstart with Ray placing the cells, on a cluster of this machine.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
@@ -72,6 +79,7 @@ test-gpu: setup  ## One CUDA device: contracts, exactness, cells, runs, figures;
 
 gpu-kit: setup  ## The checkout and the missing wheels for a box with torch, transformers and no network: docs/gpu.md.
 	$(BIN)/python -m checks.gpu.kit qwengyre-gpu-kit.tar.gz
+.PHONY: quickstart-hybrid quickstart-moe test-lora
 
 HARNESSES := .harnesses
 test-harnesses: setup $(patsubst %,$(HARNESSES)/%/.installed,node gemini mini-swe-agent aider-chat)  ## Slow: harnesses of others, installed and run unchanged.

@@ -27,6 +27,10 @@ PEFT: Final = "base_model.model."
 TARGETS_KEY: Final = "trainer.lora.targets"
 SEED: Final = 0
 """Of the first A: every cell draws the same, and a run that is begun again, too."""
+WITHOUT: Final = dict.fromkeys(("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"), "out_proj")
+"""By model_type: layers whose weight a kernel reads by itself, so that PEFT refuses an adapter to them."""
+OF_EXPERTS: Final = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
+"""Where a model's experts lie in one array, PEFT 0.21 takes layers of these names for them, also dense ones and shared experts."""
 FEW_TOKENS: Final = 12
 ROUNDINGS: Final = 256
 """Differences that rounding may make to logits, in units of eps for each of the largest: adapted and merged weights add up in another
@@ -62,12 +66,16 @@ def adapt(model: PreTrainedModel, adapter: Adapter, targets: Sequence[str] = ())
 def find_targets(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
     """Names of the modules that get an adapter, in the model's order. Raises ConfigError with the names that exist."""
     head = model.get_output_embeddings()
-    known = [name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head]
+    linear = [name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head]
+    has_fused = any(name.rpartition(".")[0].endswith(".experts") and p.ndim == 3 for name, p in model.named_parameters())
+    without = (OF_EXPERTS if has_fused else frozenset()) | {WITHOUT.get(model.config.model_type)}
+    known = [name for name in linear if name.rpartition(".")[2] not in without]
     short = sorted({name.rpartition(".")[2] for name in known})
     for target in targets:
         if not any(_is_named(name, target) for name in known):
             raise ConfigError(
-                f"no linear layer of a {type(model).__name__} is called {target!r}: it has {', '.join(short)}", key=TARGETS_KEY
+                f"no linear layer of a {type(model).__name__} that can have an adapter is called {target!r}: it has {', '.join(short)}",
+                key=TARGETS_KEY,
             )
     if not known:
         raise ConfigError(

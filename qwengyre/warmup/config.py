@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
 class WarmupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tiny Qwen3 trained on scripted demonstrations of varying quality, so that a run on CPUs has a policy to start from."""
+    """A tiny model trained on scripted demonstrations of varying quality, so that a run on CPUs has a policy to start from."""
+
+    family: Literal["qwen3", "qwen3_moe", "qwen3_5_text"] = "qwen3"
+    """What is made: dense, a mixture of experts, or a hybrid of gated delta nets and attention (Qwen3.5)."""
 
     hidden_size: int = 128
     """Width of the model; a multiple of num_heads."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import msgspec
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from qwengyre.sandbox.families.mini_repositories import OPERATORS
 from qwengyre.warmup.config import WarmupConfig
@@ -25,7 +25,7 @@ class Skill(msgspec.Struct, frozen=True):
         return f"copies {self.copying:.1%}, knows {max(0.0, self.operators):.0%} of the operators"
 
 
-def measure(model: Qwen3ForCausalLM, rows: Sequence[Row], tokenizer: PreTrainedTokenizerFast, config: WarmupConfig) -> Skill:
+def measure(model: PreTrainedModel, rows: Sequence[Row], tokenizer: PreTrainedTokenizerFast, config: WarmupConfig) -> Skill:
     """Skill on rows that were not learned from."""
     copying, _ = score_tokens(model, rows, is_copied(tokenizer))
     _, nats = score_tokens(model, rows, is_operator(tokenizer))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from qwengyre.warmup.config import WarmupConfig
 from qwengyre.warmup.rows import Row
@@ -17,29 +18,63 @@ RISE_UPDATES = 20
 """Updates over which the step size rises."""
 FLOOR = 0.1
 """Share of the step size at the end."""
+NUM_EXPERTS, NUM_CHOSEN = 4, 2
+"""Of a mixture: few, so that each of them sees enough of the demonstrations."""
 
 
-def new_model(config: WarmupConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+def new_model(config: WarmupConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
+    """Of the family that `config` names, with random weights."""
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=config.hidden_size,
-            intermediate_size=2 * config.hidden_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            head_dim=config.hidden_size // config.num_heads,
-            initializer_range=config.initializer_range,
-            tie_word_embeddings=True,
-            max_position_embeddings=8192,
-            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-            bos_token_id=None,
-            eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-            pad_token_id=tokenizer.get_vocab()["<|endoftext|>"],
-            dtype="float32",
-        )
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": config.hidden_size,
+        "intermediate_size": 2 * config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.hidden_size // config.num_heads,
+        "initializer_range": config.initializer_range,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 8192,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        "pad_token_id": tokenizer.get_vocab()["<|endoftext|>"],
+        "dtype": "float32",
+    }
+    return _MAKERS[config.family](config, sizes)
+
+
+def _dense(config: WarmupConfig, sizes: dict[str, Any]) -> PreTrainedModel:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(Qwen3Config(**sizes))
+
+
+def _mixture(config: WarmupConfig, sizes: dict[str, Any]) -> PreTrainedModel:
+    """As many weights for a token as the dense one has."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    width = 2 * config.hidden_size // NUM_CHOSEN
+    experts = {"num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_CHOSEN, "moe_intermediate_size": width}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, decoder_sparse_step=1, norm_topk_prob=True))
+
+
+def _hybrid(config: WarmupConfig, sizes: dict[str, Any]) -> PreTrainedModel:
+    """Every second layer attends: a short convolution and one attention can copy from the context."""
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    heads = {f"linear_num_{what}_heads": config.num_heads for what in ("key", "value")}
+    widths = {f"linear_{what}_head_dim": config.hidden_size // config.num_heads for what in ("key", "value")}
+    kinds = ["full_attention" if layer % 2 else "linear_attention" for layer in range(config.num_layers)]
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes, **heads, **widths, linear_conv_kernel_dim=4, layer_types=kinds))
+
+
+_MAKERS: dict[str, Callable[[WarmupConfig, dict[str, Any]], PreTrainedModel]] = {
+    "qwen3": _dense,
+    "qwen3_moe": _mixture,
+    "qwen3_5_text": _hybrid,
+}
 
 
 def batches(rows: Sequence[Row], tokens_per_batch: int, rng: np.random.Generator) -> list[list[Row]]:
@@ -60,7 +95,7 @@ def batch_stream(rows: Sequence[Row], tokens_per_batch: int, rng: np.random.Gene
 
 
 def fit(
-    model: Qwen3ForCausalLM,
+    model: PreTrainedModel,
     stream: Iterator[Sequence[Row]],
     weight_V: torch.Tensor,
     config: WarmupConfig,
@@ -84,7 +119,7 @@ def fit(
 
 
 def _update(
-    model: Qwen3ForCausalLM, optimizer: torch.optim.Optimizer, rows: Sequence[Row], weight_V: torch.Tensor, learning_rate: float
+    model: PreTrainedModel, optimizer: torch.optim.Optimizer, rows: Sequence[Row], weight_V: torch.Tensor, learning_rate: float
 ) -> float:
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
@@ -102,7 +137,7 @@ def _update(
 
 
 @torch.no_grad()
-def score_tokens(model: Qwen3ForCausalLM, rows: Sequence[Row], is_scored: np.ndarray) -> tuple[float, float]:
+def score_tokens(model: PreTrainedModel, rows: Sequence[Row], is_scored: np.ndarray) -> tuple[float, float]:
     """Over the learned tokens with `is_scored` (by token id): share that the model finds most likely, mean nats to say them."""
     num_right, num_scored, nats = 0, 0, 0.0
     for row in rows:

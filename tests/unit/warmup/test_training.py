@@ -5,11 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
+from qwengyre.engines.general.model import GeneralModel
+from qwengyre.engines.general.trial import try_model
 from qwengyre.sandbox.families.mini_repositories import OPERATORS
+from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trainer.tree_model import TreeModel
 from qwengyre.warmup.config import WarmupConfig
 from qwengyre.warmup.rows import Row
 from qwengyre.warmup.skill import operator_entropy, share_known
@@ -28,6 +33,15 @@ def row(*token_ids: int, learned_from: int = 0) -> Row:
 @pytest.fixture
 def model():
     return new_model(CONFIG, learn_tokenizer([]), seed=0)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "qwen3_5_text"])
+def test_every_family_that_a_warm_up_makes_is_trained_and_served_as_it_computes(family):
+    made = [new_model(msgspec.structs.replace(CONFIG, family=family), learn_tokenizer([]), seed=0) for _ in range(2)]
+    sizes = made[0].config
+    assert (sizes.model_type, sizes.num_hidden_layers, sizes.hidden_size) == (family, CONFIG.num_layers, CONFIG.hidden_size)
+    TreeModel(made[0], TrainerConfig())
+    try_model(GeneralModel(made[1]))
 
 
 def test_batches_hold_every_row_once_and_keep_to_the_budget():
