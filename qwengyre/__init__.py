@@ -11,6 +11,19 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from qwengyre.engines.api import CellEngine, Serving
+    from qwengyre.hooks.views import (
+        Advantage,
+        EndedExecution,
+        EndedGroup,
+        GroupFilter,
+        PathChoice,
+        PathsToChoose,
+        Reward,
+        ScoredExecution,
+        Transcript,
+        TranscriptCall,
+    )
+    from qwengyre.hooks.workspace import LeftWorkspace
     from qwengyre.runtime.check import check_run
     from qwengyre.runtime.run_config import RunConfig, load_run
     from qwengyre.runtime.train import train
@@ -22,7 +35,9 @@ if TYPE_CHECKING:
     from qwengyre.sim.workload import Workload, builtin_workloads, load_workload
     from qwengyre.telemetry.folder import RunFolder
     from qwengyre.trainer.api import CellTrainer
-    from qwengyre.trainer.objectives import OBJECTIVES
+    from qwengyre.trainer.config import TrainerConfig
+    from qwengyre.trainer.objectives import OBJECTIVES, TokenBatch, TokenLoss
+    from qwengyre.trajectory.paths import CandidatePath
     from qwengyre.trajectory.process import process_group
     from qwengyre.trajectory.sampling import sample_trajectories
     from qwengyre.trajectory.tree import TrajectoryTree
@@ -32,18 +47,33 @@ __version__ = "0.1.0"
 
 __all__ = [
     "OBJECTIVES",
+    "Advantage",
+    "CandidatePath",
     "CellEngine",
     "CellTrainer",
     "Drawn",
+    "EndedExecution",
+    "EndedGroup",
+    "GroupFilter",
     "Inline",
+    "LeftWorkspace",
+    "PathChoice",
+    "PathsToChoose",
     "RecordedRun",
+    "Reward",
     "RunConfig",
     "RunFolder",
     "Scheduler",
     "SchedulerConfig",
+    "ScoredExecution",
     "Serving",
     "Setting",
+    "TokenBatch",
+    "TokenLoss",
+    "TrainerConfig",
     "TrajectoryTree",
+    "Transcript",
+    "TranscriptCall",
     "Transport",
     "Workload",
     "builtin_workloads",
@@ -58,6 +88,21 @@ __all__ = [
 ]
 
 _PLACES: Final = {
+    "trajectory.paths": ("CandidatePath",),
+    "trainer.config": ("TrainerConfig",),
+    "hooks.workspace": ("LeftWorkspace",),
+    "hooks.views": (
+        "Advantage",
+        "PathChoice",
+        "EndedExecution",
+        "EndedGroup",
+        "GroupFilter",
+        "PathsToChoose",
+        "Reward",
+        "TranscriptCall",
+        "ScoredExecution",
+        "Transcript",
+    ),
     "engines.api": ("CellEngine", "Serving"),
     "recorded.run": ("RecordedRun",),
     "runtime.check": ("check_run",),
@@ -71,7 +116,7 @@ _PLACES: Final = {
     "sim.workload": ("Workload", "builtin_workloads", "load_workload"),
     "telemetry.folder": ("RunFolder",),
     "trainer.api": ("CellTrainer",),
-    "trainer.objectives": ("OBJECTIVES",),
+    "trainer.objectives": ("OBJECTIVES", "TokenBatch", "TokenLoss"),
     "trajectory.process": ("process_group",),
     "trajectory.sampling": ("sample_trajectories",),
     "trajectory.tree": ("TrajectoryTree",),

@@ -26,6 +26,7 @@ from qwengyre.cell.kinds import CellParts, build_parts
 from qwengyre.core.errors import CellFailed, EngineError, QwenGyreError, TrainerError, TransferError
 from qwengyre.engines.api import CellEngine
 from qwengyre.engines.config import EngineConfig
+from qwengyre.hooks.load import HookRef
 from qwengyre.rpc.processes import announce
 from qwengyre.rpc.server import RpcServer, Service
 from qwengyre.rpc.store import KeyStore
@@ -64,6 +65,8 @@ class CellSpec(msgspec.Struct, frozen=True):
     has_trainer: bool
     """False for a standalone engine: it only ever serves."""
     transfer: TransferConfig
+    token_loss: HookRef | None = None
+    """`hooks.token_loss` of the run."""
     host: str = ""
     """Address that both wires and the transfers listen on; filled in by the launcher."""
     ready_file: str = ""
@@ -95,7 +98,7 @@ class CellProcess:
         self.transport = place.open()
         trainer = spec.trainer if spec.has_trainer else None
         elsewhere = RanksElsewhere(spec.ranks_here, spec.ranks_file, spec.start_timeout_s)
-        home = Home(self.transport, place, spec.threads, spec.secret, elsewhere)
+        home = Home(self.transport, place, spec.threads, spec.secret, elsewhere, spec.token_loss)
         self.engine, self._trainer = build(Path(spec.model_dir), spec.engine, trainer, home)
         if self._trainer is not None:
             self._trainer.offload()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from qwengyre.hooks.load import HookRef
 from qwengyre.transfer.api import Transport
 from qwengyre.transfer.transports import TransportPlace
 
@@ -27,3 +28,5 @@ class Home(NamedTuple):
     secret: bytes
     """The run's."""
     elsewhere: RanksElsewhere = RanksElsewhere()
+    token_loss: HookRef | None = None
+    """`hooks.token_loss` of the run."""

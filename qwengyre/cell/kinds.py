@@ -88,10 +88,14 @@ def _trainer(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig, home
         from qwengyre.cell.ranks.trainer import RankedTrainer
 
         return RankedTrainer(model_dir, trainer, home)
+    from qwengyre.hooks.token_loss import load_token_loss
     from qwengyre.trainer.member import MemberTrainer
     from qwengyre.trainer.trainer import Trainer
 
-    return MemberTrainer(Trainer(model_dir, trainer, home.transport, base=base), home.secret)
+    objective = load_token_loss(home.token_loss)
+    made = Trainer(model_dir, trainer, home.transport, base=base)
+    made.objective = objective
+    return MemberTrainer(made, home.secret)
 
 
 def _paced_trainer(model_dir: Path, engine: EngineConfig, trainer: TrainerConfig, home: Home) -> CellTrainer:

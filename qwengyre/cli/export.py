@@ -27,7 +27,7 @@ from qwengyre.trajectory.harness_rules import HarnessRules
 from qwengyre.trajectory.match import Turn
 from qwengyre.trajectory.process import execution_rng
 from qwengyre.trajectory.roles import assign_roles
-from qwengyre.trajectory.sampling import sample_trajectories
+from qwengyre.trajectory.sampling import chosen_trajectories, sample_trajectories
 from qwengyre.trajectory.tree import TrajectoryTree
 
 ROWS_PER_WRITE = 64
@@ -116,8 +116,13 @@ def _rows(run: RecordedRun, settings: RunSettings, rules: tuple[HarnessRules, ..
             continue
         done = run.scores.done.get(recorded.opened.execution)
         tree = TrajectoryTree(recorded)
-        rng = execution_rng(settings.seed, recorded.opened.execution)
-        chosen = sample_trajectories(tree, assign_roles(tree.calls, rules), j_max=most, rng=rng)
+        roles = assign_roles(tree.calls, rules)
+        choice = run.scores.choice_of(done) if done is not None and j_max is None else None
+        if choice is not None:
+            chosen = chosen_trajectories(tree, roles, choice)
+        else:
+            rng = execution_rng(settings.seed, recorded.opened.execution)
+            chosen = sample_trajectories(tree, roles, j_max=most, rng=rng)
         for index, trajectory in enumerate(chosen):
             yield _row(recorded, done, advantages, index, trajectory)
 
@@ -154,7 +159,9 @@ def group_advantages_of(scores: Scores, settings: TrajectoryConfig) -> dict[Exec
     for group, members in groups.items():
         dispatch = scores.dispatches.get(group)
         if dispatch is not None and dispatch.kind == "train" and len(members) == dispatch.num_executions:
-            values = group_advantages([done.outcome for done in members], divide_by_std=bool(settings.divide_by_std))
+            judged = scores.judged.get(group)
+            outcomes = [done.outcome for done in members]
+            values = judged.advantages if judged else group_advantages(outcomes, divide_by_std=bool(settings.divide_by_std))
             advantages |= {done.execution: value for done, value in zip(members, values, strict=True)}
     return advantages
 

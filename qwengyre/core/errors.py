@@ -29,6 +29,7 @@
     │   ├── HarnessLost        a process of ours that a harness needs died
     │   └── ImageError         a container image that cannot be had, or used
     ├── EvaluatorFailed        the evaluator crashed: not a score of 0
+    ├── HookFailed             Python of the user's own raised, or returned what cannot be used: hook, file and line
     ├── WarmupFailed           the process that makes the policy to start from ended badly
     │   └── PolicyNotReady
     ├── WireError              two processes of a run that did not understand one another (`rpc/`)
@@ -225,6 +226,16 @@ class ImageError(SandboxError):
 
 class EvaluatorFailed(QwenGyreError):
     pass
+
+
+class HookFailed(QwenGyreError):
+    """A hook (docs/hooks.md) raised, took too long, or returned what cannot be used."""
+
+    def __init__(self, hook: str, reason: str, *, file: str = "", line: int | None = None):
+        """`hook` is its key in the run file; `file` and `line` are where it failed, or where it begins."""
+        self.hook, self.reason, self.file, self.line = hook, reason, file, line
+        where = ":".join(one_line(str(part)) for part in (file, line) if part)
+        super().__init__(f"{where}: {hook}: {reason}" if where else f"{hook}: {reason}")
 
 
 class WarmupFailed(QwenGyreError):

@@ -70,6 +70,8 @@ class Outcome(msgspec.Struct, frozen=True):
     detail: str = ""
     """What a user should read when the end is not EXITED: last lines of output, the evaluator's error."""
     evaluator_tries: int = 1
+    task_score: float | None = None
+    """What the task's evaluator said, where a reward hook made `score` of it."""
 
 
 class PathSegment(msgspec.Struct, frozen=True):

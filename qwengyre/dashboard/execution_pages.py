@@ -34,7 +34,7 @@ from qwengyre.dashboard.tree_rows import short
 from qwengyre.dashboard.view import clock
 from qwengyre.trajectory.process import execution_rng
 from qwengyre.trajectory.roles import assign_roles
-from qwengyre.trajectory.sampling import sample_trajectories
+from qwengyre.trajectory.sampling import chosen_trajectories, sample_trajectories
 
 CALLS_PER_PAGE: Final = 60
 """A page of a few hundred kilobytes for a usual harness."""
@@ -193,8 +193,13 @@ def _training(run: OpenRun, entry: ExecutionEntry, recorded: RecordedAttempt) ->
         return TrainedTokens(None, {} if is_over else None, None)
     if advantage or run.trajectory.keep_zero_advantage:
         roles = assign_roles(recorded.tree.calls, run.rules)
-        rng = execution_rng(run.seed, entry.execution)
-        trajectories = sample_trajectories(recorded.tree, roles, j_max=run.trajectory.max_trajectories, rng=rng)
+        judgement = run.table.groups[entry.group].judgement
+        choice = judgement.choices[entry.index] if judgement is not None else None
+        if choice is not None:
+            trajectories = chosen_trajectories(recorded.tree, roles, choice)
+        else:
+            rng = execution_rng(run.seed, entry.execution)
+            trajectories = sample_trajectories(recorded.tree, roles, j_max=run.trajectory.max_trajectories, rng=rng)
     return TrainedTokens(advantage, trained_tokens(recorded.tree, trajectories), None, len(trajectories))
 
 

@@ -15,10 +15,11 @@ import msgspec
 from qwengyre.core.ids import ExecutionId, GroupId, group_of, index_of
 from qwengyre.core.records import End, Outcome, Validity
 from qwengyre.dashboard.journal_follower import JournalFollower
-from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone, RunOpened
+from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone, GroupJudged, RunOpened
 from qwengyre.scheduler.commands import CloseStep, Compute, Dispatch, RunOptimizer, Start, TakeGroup
 from qwengyre.scheduler.events import Event, TicketedAnswer
 from qwengyre.trajectory.advantages import group_advantages
+from qwengyre.trajectory.process import Judgement
 
 MAX_DETAIL: Final = 400
 """Characters that are held of why an execution failed: a sentence or two; the whole lies beside its workspace."""
@@ -75,6 +76,8 @@ class GroupEntry(msgspec.Struct, gc=False, kw_only=True):
     step: int | None = None
     """The step that trained on it, counted from 1; None until then, and for evaluations."""
     staleness: int | None = None
+    judgement: Judgement | None = None
+    """What hooks said of it."""
 
 
 class ExecutionTable(JournalFollower):
@@ -106,6 +109,8 @@ class ExecutionTable(JournalFollower):
         group = self.groups[entry.group]
         if group.kind != "train" or len(members) < group.num_executions or any(one.reward is None for one in members):
             return None
+        if group.judgement is not None:
+            return group.judgement.advantages[entry.index]
         values = group_advantages([_outcome(one) for one in members], divide_by_std=divide_by_std)
         return values[members.index(entry)]
 
@@ -122,6 +127,8 @@ class ExecutionTable(JournalFollower):
                     self._decided(command)
             case ExecutionDone():
                 self._done(record)
+            case GroupJudged():
+                self.groups[record.group].judgement = record.judgement
 
     def _decided(self, command: object) -> None:
         match command:

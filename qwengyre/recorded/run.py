@@ -9,13 +9,14 @@ from pathlib import Path
 import msgspec
 
 from qwengyre.core.errors import ConfigError
-from qwengyre.core.ids import ExecutionId, GroupId, group_of
+from qwengyre.core.ids import ExecutionId, GroupId, group_of, index_of
 from qwengyre.journal import read
-from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone
+from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone, GroupJudged
 from qwengyre.scheduler.commands import Dispatch
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.trajectory.attempts import recorded_attempts
 from qwengyre.trajectory.calls import CallLog
+from qwengyre.trajectory.process import Judgement
 from qwengyre.trajectory.records import GatewayRecord, Opened
 
 
@@ -25,10 +26,17 @@ class Scores(msgspec.Struct, frozen=True):
     done: dict[ExecutionId, ExecutionDone]
     """The last end of each."""
     dispatches: dict[GroupId, Dispatch]
+    judged: dict[GroupId, Judgement] = {}
+    """What hooks said of groups."""
 
     @property
     def is_empty(self) -> bool:
         return not (self.done or self.dispatches)
+
+    def choice_of(self, done: ExecutionDone) -> tuple[int, ...] | None:
+        """The paths that a hook chose of an execution; None where the built-in rule draws them."""
+        judgement = self.judged.get(done.group)
+        return judgement.choices[index_of(done.execution)] if judgement is not None else None
 
     def dispatch_of(self, execution: ExecutionId) -> Dispatch | None:
         """None for a gateway that ran alone, whose executions have any name, and for a run that has lost its scores."""
@@ -72,13 +80,16 @@ class RecordedRun:
         """Empty without a controller's journal: a run's calls are worth reading without them."""
         done: dict[ExecutionId, ExecutionDone] = {}
         dispatches: dict[GroupId, Dispatch] = {}
+        judged: dict[GroupId, Judgement] = {}
         journal = self.controller_journal if self._has_scores else None
         for _, record in read(journal, ControllerRecord) if journal is not None else ():
             if isinstance(record, ExecutionDone):
                 done[record.execution] = record
+            elif isinstance(record, GroupJudged):
+                judged[record.group] = record.judgement
             elif isinstance(record, Decided):
                 dispatches |= {command.group: command for command in record.commands if isinstance(command, Dispatch)}
-        return Scores(done, dispatches)
+        return Scores(done, dispatches, judged)
 
     @property
     def _has_scores(self) -> bool:

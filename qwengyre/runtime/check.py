@@ -15,6 +15,7 @@ import msgspec
 from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.config.installation import to_have
 from qwengyre.core.errors import ConfigError, ModelRefused, QwenGyreError
+from qwengyre.hooks.loaded import load_hooks
 from qwengyre.models.weight_files import weight_files
 from qwengyre.runtime.notes import answer_cap, context_cap, model_positions
 from qwengyre.runtime.prepare import load_folders
@@ -315,6 +316,19 @@ def _all_on_images(config: RunConfig) -> bool:
     return bool(config.sandbox.image) or all(task.wanted_image for task in tasks)
 
 
+def _check_hooks(config: RunConfig) -> Mistakes:
+    """Imports the modules of the user's own. Beside that, what would have no effect, or a wrong one."""
+    load_hooks(config.hooks)
+    if config.hooks.token_loss and config.engine.engine == "paced":
+        yield ConfigError("a paced cell computes no loss, so this would never be called: leave it out", key="hooks.token_loss")
+    if config.hooks.advantage and config.trainer.normalizes_advantages:
+        yield ConfigError(
+            "trainer.normalize_advantages divides by the standard deviation of advantages whose mean is 0 in every group, which those of a "
+            "hook need not be: set trainer.normalize_advantages = false, and divide in the hook",
+            key="hooks.advantage",
+        )
+
+
 CHECKS: Final[tuple[Callable[[RunConfig], Iterable[QwenGyreError]], ...]] = (
     _check_what_is_decided_elsewhere,
     _check_lengths,
@@ -330,4 +344,5 @@ CHECKS: Final[tuple[Callable[[RunConfig], Iterable[QwenGyreError]], ...]] = (
     _check_tasks,
     _check_policy,
     _check_harness,
+    _check_hooks,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -21,7 +21,7 @@ from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.give_up import Losses, Patience
 from qwengyre.runtime.observer import Observer
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
-from qwengyre.runtime.records import ExecutionDone, RoleSwitched
+from qwengyre.runtime.records import ExecutionDone, GroupJudged, RoleSwitched
 from qwengyre.runtime.steps import Steps
 from qwengyre.runtime.tuning import Tuning
 from qwengyre.scheduler import commands as cmd
@@ -29,6 +29,7 @@ from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.sim.history import History
 from qwengyre.sim.tuning import Replanned, Tuner
+from qwengyre.trajectory.process import Judgement
 
 if TYPE_CHECKING:
     from qwengyre.runtime.run_config import RunConfig
@@ -54,6 +55,8 @@ class Stations:
     evaluation: EvaluationPlan
     history: History
     """What earlier lives of the run showed."""
+    judged: dict[GroupId, Judgement] = field(default_factory=dict)
+    """What hooks said of groups in earlier lives."""
 
 
 class Controller:
@@ -85,6 +88,7 @@ class Controller:
         """How long the calls of a leaving cell took to move away."""
         self._num_dispatched = {"train": 0, "evaluation": 0}
         self._tuning = Tuning(Tuner(stations.history), self._adopt_plan) if config.scheduler.tune else None
+        self._judged = stations.judged
         self._patience = Patience(config.runtime.give_up_after)
         self.driver = Driver(stations.scheduler, stations.journal, stations.clock, self._handlers())
         self.driver.on_decided = self._on_decided
@@ -174,7 +178,13 @@ class Controller:
 
     async def cut_micro_steps(self, group: GroupId) -> tuple[int, tuple[MicroStepId, ...]]:
         """Valid executions of a group whose executions have all ended, and its micro-steps, ready to be claimed."""
-        processed, micro_steps = await self.executions.prepare(group, members_of(self.plans[group]), self.config)
+        plan = self.plans[group]
+        judgement = self._judged.get(group)
+        if judgement is None:
+            judgement = await self.executions.judge(plan, members_of(plan), self.config)
+            if judgement is not None:
+                self.driver.journal.append(GroupJudged(group, judgement))
+        processed, micro_steps = await self.executions.prepare(group, members_of(plan), self.config, judgement)
         ids = tuple(micro_step.micro_step for micro_step in micro_steps)
         self.steps.micro_steps.update(zip(ids, micro_steps, strict=True))
         self._cut[group] = ids

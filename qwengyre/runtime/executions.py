@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,13 +16,17 @@ from qwengyre.buffer.packing import pack_group
 from qwengyre.core.ids import ExecutionId, GroupId, ServerId
 from qwengyre.core.records import End, MicroStep, Outcome, Role, TrainingExecution, Validity
 from qwengyre.gateway.control_api import OpenExecution
+from qwengyre.hooks.in_controller import ControllerHooks
+from qwengyre.hooks.judge import GroupToJudge
+from qwengyre.hooks.views import ScoredExecution, Transcript
+from qwengyre.hooks.workspace import LeftWorkspace
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.records import CallCounts, ExecutionDone
 from qwengyre.sandbox.harness import ExecutionSpec
-from qwengyre.sandbox.launcher import Launcher
+from qwengyre.sandbox.launcher import Launcher, Rewarded
 from qwengyre.sandbox.task import Task
 from qwengyre.trajectory.harness_rules import HarnessRules
-from qwengyre.trajectory.process import FinishedExecution, process_group
+from qwengyre.trajectory.process import FinishedExecution, Judgement, process_group
 from qwengyre.trajectory.roles import assign_roles
 from qwengyre.trajectory.tree import TrajectoryTree
 
@@ -78,6 +84,7 @@ class Executions:
         self._telling: dict[int, asyncio.Lock] = {}
         """By gateway: one that is being started again holds up no other."""
         self._room = asyncio.Semaphore(max_concurrent)
+        self.hooks: ControllerHooks | None = None
 
     async def run(
         self, plan: GroupPlan, execution: ExecutionId, attempt: int, at: Callable[[], float]
@@ -109,7 +116,10 @@ class Executions:
             return len((await self.tree(execution)).calls)
 
         try:
-            outcome = await self._launcher.run_execution(spec, close)
+            if self.hooks is not None and self.hooks.makes_reward(plan.kind):
+                outcome = await self._launcher.run_execution(spec, close, self._rewarded(plan, spec))
+            else:
+                outcome = await self._launcher.run_execution(spec, close)
         finally:
             self._open.discard(execution)
             self.routes.pop(execution, None)
@@ -118,6 +128,31 @@ class Executions:
         self.outcomes[execution] = outcome
         counts = self._count(await self.tree(execution))
         return ExecutionDone(execution, plan.group, attempt, plan.task, plan.temperature, outcome, counts, at())
+
+    def _rewarded(self, plan: GroupPlan, spec: ExecutionSpec) -> Rewarded:
+        """The reward hook, with all that it is told. Raises HookFailed."""
+        hooks, execution, began = self.hooks, ExecutionId(spec.execution), time.monotonic()
+        assert hooks is not None
+
+        async def rewarded(workspace: Path, outcome: Outcome) -> Outcome:
+            tree = await self.tree(execution)
+            scored = ScoredExecution(
+                execution=execution,
+                attempt=spec.attempt,
+                task=spec.task.name,
+                task_folder=spec.task.folder,
+                instruction=spec.task.instruction,
+                kind="train" if plan.kind == "train" else "evaluation",
+                score=outcome.score,
+                reward_range=spec.task.reward_range,
+                end=outcome.end,
+                duration_s=time.monotonic() - began,
+                workspace=LeftWorkspace(workspace),
+                transcript=Transcript(tree, assign_roles(tree.calls, self._rules), hooks.decode),
+            )
+            return await hooks.reward(scored, outcome)
+
+        return rewarded
 
     def _order(self, plan: GroupPlan, execution: ExecutionId, attempt: int) -> OpenExecution:
         return OpenExecution(
@@ -179,19 +214,35 @@ class Executions:
             calls_moved=sum(call.finished.num_moves for call in tree.calls.values() if call.finished),
         )
 
-    async def prepare(
-        self, group: GroupId, executions: Sequence[ExecutionId], config: RunConfig
-    ) -> tuple[list[TrainingExecution], list[MicroStep]]:
-        """Advantages, chosen trajectories and micro-steps of a group whose executions have all ended."""
+    async def judge(self, plan: GroupPlan, executions: Sequence[ExecutionId], config: RunConfig) -> Judgement | None:
+        """What hooks say of a group whose executions have all ended; None without such hooks. Raises HookFailed."""
+        if self.hooks is None or not self.hooks.judges_groups:
+            return None
+        finished = await self._finished(plan.group, executions, config)
+        return await self.hooks.judge(GroupToJudge(plan.group, plan.task, plan.version, tuple(finished)))
+
+    async def _finished(self, group: GroupId, executions: Sequence[ExecutionId], config: RunConfig) -> list[FinishedExecution]:
         outcomes = [self.outcomes[execution] for execution in executions]
         if config.runtime.permute_rewards:
             outcomes = permuted(outcomes, self._settings.seed, group)
-        finished = [
+        return [
             FinishedExecution(execution, await self.tree(execution), outcome)
             for execution, outcome in zip(executions, outcomes, strict=True)
         ]
+
+    async def prepare(
+        self, group: GroupId, executions: Sequence[ExecutionId], config: RunConfig, judgement: Judgement | None = None
+    ) -> tuple[list[TrainingExecution], list[MicroStep]]:
+        """Advantages, chosen trajectories and micro-steps of a group whose executions have all ended."""
+        finished = await self._finished(group, executions, config)
         processed = await asyncio.to_thread(
-            process_group, group, finished, config.trajectory, seed=self._settings.seed, rules=self._rules
+            process_group,
+            group,
+            finished,
+            config.trajectory,
+            seed=self._settings.seed,
+            rules=self._rules,
+            judgement=judgement,
         )
         for execution in executions:
             del self._trees[execution], self.outcomes[execution]

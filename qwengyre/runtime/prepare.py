@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.hooks.loaded import NO_HOOKS, LoadedHooks, load_hooks
 from qwengyre.runtime.config import TasksConfig
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
 from qwengyre.sandbox.preflight import check_on_images
@@ -32,6 +33,7 @@ class Prepared(msgspec.Struct, frozen=True):
     evaluation: EvaluationPlan
     scheduler: SchedulerConfig
     model_dir: Path
+    hooks: LoadedHooks = NO_HOOKS
 
 
 def prepare(config: RunConfig, progress: Callable[[str], None]) -> Prepared:
@@ -54,7 +56,7 @@ def prepare(config: RunConfig, progress: Callable[[str], None]) -> Prepared:
         evaluation_group_sizes=evaluation.group_sizes() if config.evaluation.is_wanted else (),
     )
     tasks = {task.name: task for task in (*train, *held_out)}
-    return Prepared(tasks, order, evaluation, scheduler, _model_dir(config, progress))
+    return Prepared(tasks, order, evaluation, scheduler, _model_dir(config, progress), load_hooks(config.hooks))
 
 
 def keep_policy(model_dir: Path, folder: RunFolder) -> None:

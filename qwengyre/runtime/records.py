@@ -14,6 +14,7 @@ from qwengyre.core.ids import ExecutionId, GroupId
 from qwengyre.core.records import Outcome
 from qwengyre.scheduler.commands import AnyCommand
 from qwengyre.scheduler.events import AnyEvent
+from qwengyre.trajectory.process import Judgement
 
 
 class RunOpened(msgspec.Struct, frozen=True, tag=True):
@@ -59,6 +60,13 @@ class ExecutionDone(msgspec.Struct, frozen=True, tag=True):
     at: float
 
 
+class GroupJudged(msgspec.Struct, frozen=True, tag=True):
+    """What hooks said of a group. Appended before anything of it is trained: no later life asks them again."""
+
+    group: GroupId
+    judgement: Judgement
+
+
 class StepPoisoned(msgspec.Struct, frozen=True, tag=True):
     """A loss was not finite: the step is not applied, its micro-step is kept for inspection."""
 
@@ -80,4 +88,4 @@ class RoleSwitched(msgspec.Struct, frozen=True, tag=True):
     """Why it broke off, and in which phase."""
 
 
-ControllerRecord = AnyEvent | RunOpened | Decided | ExecutionDone | StepPoisoned | RoleSwitched
+ControllerRecord = AnyEvent | RunOpened | Decided | ExecutionDone | GroupJudged | StepPoisoned | RoleSwitched

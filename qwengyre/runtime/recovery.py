@@ -9,7 +9,7 @@ import msgspec
 from qwengyre.core.errors import ConfigError, JournalCorrupt
 from qwengyre.core.ids import ExecutionId, GroupId
 from qwengyre.journal import read
-from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone, RunOpened
+from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone, GroupJudged, RunOpened
 from qwengyre.runtime.tally import Tally
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.cells import CellState
@@ -17,6 +17,7 @@ from qwengyre.scheduler.commands import AnyCommand, Dispatch, TakeGroup
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.sim.history import History
+from qwengyre.trajectory.process import Judgement
 
 
 class Recovered:
@@ -35,6 +36,8 @@ class Recovered:
         self.has_started = False
         self.dispatches: list[Dispatch] = []
         self.done: dict[ExecutionId, ExecutionDone] = {}
+        self.judged: dict[GroupId, Judgement] = {}
+        """What hooks said of groups."""
         self.taken: dict[GroupId, int] = {}
         """Step that took a group, the last one that did."""
 
@@ -94,6 +97,8 @@ def recover(path: Path, config: SchedulerConfig) -> Recovered:
                 recovered.at = max(recovered.at, record.at)
             case ExecutionDone():
                 recovered.done[record.execution] = record
+            case GroupJudged():
+                recovered.judged[record.group] = record.judgement
             case Decided():
                 _check(path, position, commands, record)
             case ev.Event():

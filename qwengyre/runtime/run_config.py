@@ -11,9 +11,10 @@ import msgspec
 from qwengyre.config.dump import dump_value
 from qwengyre.config.load import Reading, load, parse_override, read
 from qwengyre.config.paths import absolute, with_absolute_paths
-from qwengyre.core.ids import ModelPlace
+from qwengyre.core.ids import LocalPath, ModelPlace
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig
+from qwengyre.hooks.config import HooksConfig
 from qwengyre.images.config import SandboxConfig
 from qwengyre.launchers.config import RayConfig
 from qwengyre.models.hub import cached, fetch, is_hub_name
@@ -42,6 +43,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     engine: EngineConfig = EngineConfig()
     trainer: TrainerConfig = TrainerConfig()
     trajectory: TrajectoryConfig = TrajectoryConfig()
+    hooks: HooksConfig = HooksConfig()
     transfer: TransferConfig = TransferConfig()
     ray: RayConfig = RayConfig()
     warmup: WarmupConfig = WarmupConfig()
@@ -66,7 +68,7 @@ def load_run(
     can be resumed and looked at from anywhere. A model of the hub is fetched, of which `progress` is told; in its place stands the folder
     of its revision.
     """
-    config = _resolved(load(path, RunConfig, overrides))
+    config = _resolved(load(path, RunConfig, overrides), Path(path))
     if not is_hub_name(config.policy.model, Path.cwd()):
         return config
     return _with_model(config, str(fetch(config.policy.model, progress)))
@@ -89,11 +91,14 @@ def read_run(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> R
     Raises ConfigError for a file that is not TOML.
     """
     reading = read(path, RunConfig, overrides)
-    return Reading(_resolved(reading.value) if reading.value is not None else None, reading.mistakes)
+    return Reading(_resolved(reading.value, Path(path)) if reading.value is not None else None, reading.mistakes)
 
 
-def _resolved(config: RunConfig) -> RunConfig:
+def _resolved(config: RunConfig, file: Path) -> RunConfig:
     here = Path.cwd()
+    if config.hooks.are_wanted and not config.hooks.folder:
+        hooks = msgspec.structs.replace(config.hooks, folder=LocalPath(str(file.parent)))
+        config = msgspec.structs.replace(config, hooks=hooks)
     config = with_absolute_paths(config, here)
     if config.policy.model:
         config = _with_model(config, place_of(config.policy.model, here))

@@ -24,6 +24,9 @@ from qwengyre.core.ids import CORE, ExecutionId
 from qwengyre.core.records import MicroStep
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.gateway.keys import load_secret
+from qwengyre.hooks.in_controller import ControllerHooks
+from qwengyre.hooks.judge import Judge
+from qwengyre.hooks.views import Decode
 from qwengyre.journal import Journal, read
 from qwengyre.launchers import open_launcher
 from qwengyre.runtime.check import check_run
@@ -52,6 +55,7 @@ from qwengyre.telemetry.records import FINISHED
 from qwengyre.telemetry.summary import Summary
 from qwengyre.telemetry.view import Screen
 from qwengyre.trainer.records import AuditReport
+from qwengyre.trajectory.harness_rules import HarnessRules
 from qwengyre.transfer.config import TransferConfig
 from qwengyre.transfer.shm import cleanup
 
@@ -202,19 +206,13 @@ class Run:
             clock=self.clock,
             fleet=fleet,
             gateway=gateway,
-            executions=Executions(
-                gateway,
-                launcher,
-                self.prepared.tasks,
-                self._settings(),
-                read_harness_rules(self.config.trajectory.harness_rules),
-                max_concurrent=config.runtime.max_concurrent_harnesses,
-            ),
+            executions=self._executions(gateway, launcher),
             steps=self._steps(fleet),
             observer=self.observer,
             order=self.prepared.order,
             evaluation=self.prepared.evaluation,
             history=self.recovered.history,
+            judged=self.recovered.judged,
         )
         controller = Controller(config, stations)
         for one in gateways:
@@ -225,6 +223,12 @@ class Run:
         self.observer.gateway_restarts += 1
         await controller.gateway_restarted(gateway)
 
+    def _executions(self, gateway: GatewayClient, launcher: Launcher) -> Executions:
+        rules, most = read_harness_rules(self.config.trajectory.harness_rules), self.config.runtime.max_concurrent_harnesses
+        executions = Executions(gateway, launcher, self.prepared.tasks, self._settings(), rules, max_concurrent=most)
+        executions.hooks = self._controller_hooks(rules)
+        return executions
+
     def _settings(self) -> ExecutionSettings:
         policy, engine = self.config.policy, self.config.engine
         return ExecutionSettings(
@@ -232,6 +236,19 @@ class Run:
             max_context_tokens=min(policy.max_context_tokens, engine.max_context_tokens),
             max_tokens_per_call=policy.max_tokens_per_call,
         )
+
+    def _controller_hooks(self, rules: Sequence[HarnessRules]) -> ControllerHooks:
+        config, loaded = self.config, self.prepared.hooks
+        judged_by = loaded.group_filter, loaded.advantage, loaded.choice
+        judge = Judge(*judged_by, config.trajectory, seed=config.runtime.seed, rules=rules)
+
+        def open_decode() -> Decode:
+            from qwengyre.gateway.tokenizer import FastTokenizer
+
+            tokenizer = FastTokenizer.from_folder(self.folder.policy)
+            return lambda ids: tokenizer.decode(list(ids))
+
+        return ControllerHooks(config.hooks, loaded, judge, open_decode)
 
     def _gateway_config(self, number: int, private: Path) -> GatewayProcessConfig:
         gateway = self.config.gateway
@@ -270,6 +287,7 @@ class Run:
             collective_timeout_s=config.runtime.collective_timeout_s,
             has_trainer=cell < config.scheduler.num_cells and config.scheduler.steps > 0,
             transfer=self._transfer(),
+            token_loss=token_loss.ref if (token_loss := self.prepared.hooks.token_loss) is not None else None,
         )
 
     # ------------------------------------------------------------------ the run itself

@@ -43,6 +43,10 @@ class _HarnessEnd(msgspec.Struct, frozen=True):
     detail: str
 
 
+Rewarded = Callable[[Path, Outcome], Awaitable[Outcome]]
+"""Makes another score of a scored workspace: the path of the workspace and its outcome in, the outcome with that score out."""
+
+
 class Launcher:
     """Runs executions, any number at once, with one configuration. Use as an async context manager. `gateways` are those of the run:
     `ExecutionSpec.gateway` says which one an execution calls.
@@ -82,11 +86,14 @@ class Launcher:
             await self._warm.close()
         self.host.close()
 
-    async def run_execution(self, spec: ExecutionSpec, num_calls: Callable[[], Awaitable[int]]) -> Outcome:
+    async def run_execution(
+        self, spec: ExecutionSpec, num_calls: Callable[[], Awaitable[int]], rewarded: Rewarded | None = None
+    ) -> Outcome:
         """Run `spec` to its end. `num_calls` closes the execution at the gateway and says how many model calls it made.
 
         It is awaited once, when the harness's sandbox is empty and before the evaluator; not at all when there was no harness.
-        Cancelling kills everything that belongs to it. Raises SandboxError only when the disk is full.
+        `rewarded` is awaited once, for a workspace that the evaluator has scored, outside of `overall_timeout_s`: it has its own.
+        Cancelling kills everything that belongs to it. Raises SandboxError only when the disk is full, and what `rewarded` raises.
         """
         started = time.monotonic()
         folder = self.work / f"{spec.execution}.{spec.attempt}"
@@ -99,6 +106,8 @@ class Launcher:
                 outcome = self._overtaken(spec, folder)
             finally:
                 self._evaluator.forget(folder)
+            if rewarded is not None and outcome.validity is Validity.VALID and outcome.scored_state:
+                outcome = await rewarded(files.workspace, outcome)
             await self._threads.run(self._keeper.put_away, files, outcome, spec.task)
         finally:
             del self._live[spec.execution]

@@ -35,6 +35,8 @@ class LoraConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a cell trains: optimizer, objective, sizes, device."""
+
     learning_rate: float = 1e-6
     """AdamW step size. The default is the paper's, for models of a billion parameters and more; smaller ones want more: the quickstart
     trains a million parameters with 7e-4."""

@@ -114,12 +114,17 @@ OBJECTIVES: Final[dict[ObjectiveName, Objective]] = {
 }
 
 
-def coefficients(batch: TokenBatch, weight_O: Tensor, config: TrainerConfig) -> tuple[Tensor, TokenLoss]:
-    """Return d sum(weight * loss) / dlogp (O,) and the losses; the KL term is inside both when it is on."""
+def coefficients(
+    batch: TokenBatch, weight_O: Tensor, config: TrainerConfig, objective: Objective | None = None
+) -> tuple[Tensor, TokenLoss]:
+    """Return d sum(weight * loss) / dlogp (O,) and the losses; the KL term is inside both when it is on.
+
+    `objective` takes the place of the one that the config names.
+    """
     leaf_O = batch.logp_O.detach().requires_grad_()
     batch = batch._replace(logp_O=leaf_O)
     with torch.enable_grad():
-        loss = OBJECTIVES[config.objective](batch, config)
+        loss = (objective or OBJECTIVES[config.objective])(batch, config)
         if batch.reference_O is not None:
             loss = loss._replace(loss_O=loss.loss_O + config.kl_coefficient * kl_to_reference(batch))
         (coef_O,) = torch.autograd.grad((loss.loss_O * weight_O).sum(), leaf_O)

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from qwengyre.core.errors import TrainerError
+from qwengyre.core.errors import HookFailed, TrainerError
 from qwengyre.core.records import MicroStep
 from qwengyre.models.placement import HOST, wide
 from qwengyre.rpc.refusal import Refused, describe, rebuild
@@ -114,12 +114,12 @@ class Ranks:
         return summed
 
     def run_collectively(self, job: Callable[[], Result]) -> Result:
-        """`job()` of this rank, or the TrainerError that it met on any rank: none goes on into a collective alone."""
+        """`job()` of this rank, or the TrainerError or HookFailed that it met on any rank: none goes on into a collective alone."""
         results: list[Result] = []
-        error: TrainerError | None = None
+        error: TrainerError | HookFailed | None = None
         try:
             results.append(job())
-        except TrainerError as met:
+        except (TrainerError, HookFailed) as met:
             error = met
         first = self.size - self.all_reduce_max(self.size - self.rank if error is not None else 0)
         if first < self.size:

@@ -31,7 +31,7 @@ from qwengyre.trainer import allocator, audit, checkpoint, rows
 from qwengyre.trainer.aggregation import advantage_deviation, divisor
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.flat import NUM_COUNTERS
-from qwengyre.trainer.objectives import TokenBatch, TokenLoss, coefficients
+from qwengyre.trainer.objectives import Objective, TokenBatch, TokenLoss, coefficients
 from qwengyre.trainer.optimizer import AdamW
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats
 from qwengyre.trainer.sharded import Alone, Ranks
@@ -55,6 +55,8 @@ class Trainer:
         one that the config names. `base` is told the weights that adapters change, for the engine of the same cell.
         """
         self.model_dir, self.config, self.transport = Path(model_dir), config, transport
+        self.objective: Objective | None = None
+        """In place of the loss that the config names; set before the first step."""
         self.ranks = ranks
         self.device = device_of(config.device) if device is None else device
         self.tree_model = TreeModel.load(self.model_dir, config, ranks, self.device)
@@ -248,7 +250,7 @@ class Trainer:
 
         def coefficients_of(logp_O: Tensor) -> Tensor:
             batch = TokenBatch(logp_O, behavior_O, advantage_O, trajectory_O, num_tokens_J, reference_O)
-            coef_O, loss = coefficients(batch, weight_O, self.config)
+            coef_O, loss = coefficients(batch, weight_O, self.config, self.objective)
             self._refuse_non_finite(targets, {"log-prob": logp_O, "loss": loss.loss_O, "loss gradient": coef_O})
             result.record_loss(loss, weight_O, batch)
             return coef_O

@@ -18,6 +18,8 @@ from qwengyre.trajectory.tree import Span, TrajectoryTree, TreeNode
 
 
 class CandidatePath(msgspec.Struct, frozen=True):
+    """A path from the root to a last trainable token, which may become a trajectory."""
+
     role: Role
     """Role of the call that sampled the last trainable token."""
     call: CallId

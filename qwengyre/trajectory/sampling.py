@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -40,6 +40,20 @@ def sample_trajectories(
         for node in fresh:
             for index in visitors[node]:
                 unmasked[index] -= targets[node]
+        masked |= fresh
+    return tuple(chosen)
+
+
+def chosen_trajectories(tree: TrajectoryTree, roles: Mapping[CallId, Role], choice: Sequence[int]) -> tuple[Trajectory, ...]:
+    """The candidates of these places (`candidate_paths`), in this order. What an earlier one trains a later one does not; one that has
+    nothing left to train is left out. Raises IndexError for a place that no candidate has."""
+    targets, paths = num_targets(tree, roles), candidate_paths(tree, roles)
+    masked: set[int] = set()
+    chosen: list[Trajectory] = []
+    for place in choice:
+        fresh = {part.node for part in paths[place].segments} - masked
+        if any(targets[node] for node in fresh):
+            chosen.append(_trajectory(tree, paths[place], roles, fresh))
         masked |= fresh
     return tuple(chosen)
 

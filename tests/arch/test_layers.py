@@ -11,7 +11,7 @@ LAYERS = (
     ("journal", "rpc", "trajectory", "models", "images"),
     ("transfer", "buffer", "config", "telemetry"),
     ("engines", "scheduler", "trainer", "sandbox"),
-    ("gateway", "paced", "warmup", "sim"),
+    ("gateway", "paced", "warmup", "sim", "hooks"),
     ("cell",),
     ("launchers", "testing"),
     ("runtime", "doctor"),

@@ -24,10 +24,14 @@ AS_A_WHOLE = {
 }
 """Record -> who reads all of its fields without naming them."""
 FOR_OTHERS = {
+    "EndedExecution.is_scored": "for hooks of a user's own (docs/hooks.md)",
+    "EndedExecution.num_tokens_sampled": "for hooks of a user's own",
     "Ignored.because": "docs/gateway.md has it",
     "RandomCall.was_answered": "tests/property/test_tree.py holds trees to it",
     "RunOpened.life": "for people who look into the journal",
     "RunOpened.wall_time": "for people who look into the journal",
+    "ScoredExecution.task_folder": "for hooks of a user's own",
+    "ScoredExecution.transcript": "for hooks of a user's own",
     "StepPoisoned.kept_in": "for people who look into the journal: where the micro-step lies",
 }
 """Field -> who outside the package reads it."""

@@ -66,6 +66,8 @@ ROWS = [(page, row) for page in PAGES for row in re.findall(r"`(qwengyre [a-z-][
 def elsewhere(block: Block) -> str | None:
     if block.where.startswith("docs/from-python.md"):
         return "tests/unit/test_from_python.py"
+    if block.where.startswith("docs/hooks.md") and block.language == "python":
+        return "tests/unit/hooks/test_page.py"
     return next((held for start, held in ELSEWHERE.items() if block.text.startswith(start)), None)
 
 

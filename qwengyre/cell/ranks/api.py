@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from qwengyre.hooks.load import HookRef
 from qwengyre.trainer.api import Membership
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
@@ -49,6 +50,8 @@ class RankSpec(msgspec.Struct, frozen=True, tag=True):
     trainer: TrainerConfig
     place: TransportPlace
     threads: int
+    token_loss: HookRef | None = None
+    """`hooks.token_loss` of the run: every rank imports it for itself."""
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from qwengyre.cell.api import Applied, Apply, Audit, Audited, Compute, Computed, Exposed, LoadCheckpoint, Reduce
 from qwengyre.cell.ranks import api
 from qwengyre.core.errors import TrainerError
+from qwengyre.hooks.token_loss import load_token_loss
 from qwengyre.rpc.server import Done
 from qwengyre.rpc.store import StoreClient
 from qwengyre.trainer.member import MemberTrainer
@@ -49,7 +50,9 @@ def open_rank(spec: api.RankSpec, transport: Transport) -> OpenRank:
     assert dist.group.WORLD is not None
     for name, group in (("default", dist.group.WORLD), ("mesh", ranks.mesh.get_group())):
         prove(group, spec.rank, size, group_key(spec.secret, spec.store, f"ranks {name}"))
+    objective = load_token_loss(spec.token_loss)
     trainer = Trainer(Path(spec.model_dir), spec.trainer, transport, ranks)
+    trainer.objective = objective
     return OpenRank(MemberTrainer(trainer, spec.secret, shard=spec.rank), store)
 
 

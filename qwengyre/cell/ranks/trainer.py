@@ -51,7 +51,9 @@ class RankedTrainer:
     def __init__(self, model_dir: Path, config: TrainerConfig, home: Home) -> None:
         """Raises Unreachable when ranks of other machines do not come in time."""
         self._store = KeyStore(home.place.host, home.secret)
-        first = api.RankSpec(0, self._store.address, home.secret, str(model_dir), config, home.place, home.threads)
+        first = api.RankSpec(
+            0, self._store.address, home.secret, str(model_dir), config, home.place, home.threads, home.token_loss
+        )
         specs = [msgspec.structs.replace(first, rank=rank) for rank in range(1, config.ranks)]
         num_children = (home.elsewhere.num_here or config.ranks) - 1
         self._others = start_ranks(specs[:num_children]) + await_ranks(specs[num_children:], home.elsewhere)
