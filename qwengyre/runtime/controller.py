@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stations:
+class RunParts:
     """What a controller drives; `runtime/train.py` puts it together."""
 
     scheduler: Scheduler
@@ -62,11 +62,11 @@ class Stations:
 class Controller:
     """Carries out commands and posts their answers. Holds no rule about when anything should happen."""
 
-    def __init__(self, config: RunConfig, stations: Stations) -> None:
+    def __init__(self, config: RunConfig, parts: RunParts) -> None:
         self.config = config
-        self.fleet, self.gateway = stations.fleet, stations.gateway
-        self.executions, self.steps, self.observer = stations.executions, stations.steps, stations.observer
-        self._order, self._evaluation, self._trained = stations.order, stations.evaluation, stations.trained
+        self.fleet, self.gateway = parts.fleet, parts.gateway
+        self.executions, self.steps, self.observer = parts.executions, parts.steps, parts.observer
+        self._order, self._evaluation, self._trained = parts.order, parts.evaluation, parts.trained
         self.plans: dict[GroupId, GroupPlan] = {}
         self.pending: list[cmd.AnyCommand] = []
         """Commands of an earlier life that have no answer yet."""
@@ -87,14 +87,12 @@ class Controller:
         self._drain_s: dict[int, float] = {}
         """How long the calls of a leaving cell took to move away."""
         self._num_dispatched = {"train": 0, "evaluation": 0}
-        self._tuning = Tuning(Tuner(stations.history), self._adopt_plan) if config.scheduler.tune else None
-        self._judged = stations.judged
+        self._tuning = Tuning(Tuner(parts.history), self._adopt_plan) if config.scheduler.tune else None
+        self._judged = parts.judged
         self._patience = Patience(config.runtime.give_up_after)
-        self.driver = Driver(stations.scheduler, stations.journal, stations.clock, self._handlers())
-        self.driver.on_decided = self._on_decided
+        self.driver = Driver(parts.scheduler, parts.journal, parts.clock, self._handlers(), self._on_decided)
         self.fleet.on_lost = self._on_cell_lost
         self.fleet.say = self.observer.say
-        self.steps.on_poisoned = stations.journal.append
 
     def _handlers(self) -> dict[type, Handler]:
         return {

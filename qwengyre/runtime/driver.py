@@ -19,6 +19,8 @@ from qwengyre.scheduler.scheduler import Scheduler
 
 Handler = Callable[[Any], Coroutine[Any, Any, None] | None]
 """Of one kind of command, of which `handlers` is the table."""
+Decision = Callable[[Event, list[AnyCommand]], None]
+"""Told of every event and what was decided about it."""
 
 
 class RunClock:
@@ -34,11 +36,17 @@ class RunClock:
 class Driver:
     """Feeds the scheduler and starts what it decides. `handlers` has one entry for every kind of command."""
 
-    def __init__(self, scheduler: Scheduler, journal: Journal, clock: RunClock, handlers: Mapping[type, Handler]) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        journal: Journal,
+        clock: RunClock,
+        handlers: Mapping[type, Handler],
+        on_decided: Decision = lambda event, commands: None,
+    ) -> None:
         self.scheduler, self.journal, self.clock = scheduler, journal, clock
-        self._handlers = handlers
+        self._handlers, self._on_decided = handlers, on_decided
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self.on_decided: Callable[[Event, list[AnyCommand]], None] = lambda event, commands: None
 
     def post(self, kind: type[Event], **fields: object) -> None:
         """Something happened now."""
@@ -64,7 +72,7 @@ class Driver:
         commands = self.scheduler.handle(event)
         if commands:
             self.journal.append(Decided(tuple(commands)))
-        self.on_decided(event, commands)
+        self._on_decided(event, commands)
         return commands
 
     def start(self, command: Command, tasks: asyncio.TaskGroup) -> None:

@@ -38,13 +38,21 @@ class Steps:
     """Owns the snapshots that are out, the membership groups, and the micro-steps that may still be claimed."""
 
     def __init__(
-        self, fleet: Fleet, folder: RunFolder, config: RuntimeConfig, *, has_trainers: bool = True, fanout: int = 0
+        self,
+        fleet: Fleet,
+        folder: RunFolder,
+        config: RuntimeConfig,
+        *,
+        on_poisoned: Callable[[StepPoisoned], object],
+        has_trainers: bool = True,
+        fanout: int = 0,
     ) -> None:
         """Without trainers, as in an evaluation, there is no step, nothing to meet for, and nothing to save or to restore.
 
         `fanout`: how often one holder of a snapshot sends it (`transfer/tree.py`); 0: all cells read from the core.
         """
         self._fleet, self._folder, self._config, self._fanout = fleet, folder, config, fanout
+        self._on_poisoned = on_poisoned
         self._has_trainers = has_trainers
         self.micro_steps: dict[MicroStepId, MicroStep] = {}
         self.step_snapshot: Exposure | None = None
@@ -59,7 +67,6 @@ class Steps:
         self.stats: dict[int, list[MicroStepStats]] = {}
         """Of the micro-steps computed for each step so far; what a lost cell computed stays in, it cost time."""
         self.poisoned: dict[int, str] = {}
-        self.on_poisoned: Callable[[StepPoisoned], object] = lambda record: None
         self._regroup: asyncio.Task[None] | None = None
         self._collective = asyncio.Lock()
         """Connecting and summing never overlap: members that took them in different orders would wait for each other."""
@@ -199,7 +206,7 @@ class Steps:
         kept.parent.mkdir(exist_ok=True)
         kept.write_bytes(msgspec.msgpack.encode(micro_step))
         self.poisoned[step] = f"{reason} (its data is kept in {kept})"
-        self.on_poisoned(StepPoisoned(step, reason, str(kept)))
+        self._on_poisoned(StepPoisoned(step, reason, str(kept)))
 
     async def close_step(self, step: int, members: tuple[int, ...]) -> None:
         """Sum the members' gradients at the core. Groups that broke without a loss are built again.

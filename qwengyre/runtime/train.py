@@ -1,4 +1,4 @@
-"""`qwengyre train`: put the stations together, run, audit, report."""
+"""`qwengyre train`: put the parts together, run, audit, report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from qwengyre.hooks.views import Decode
 from qwengyre.journal import Journal, read
 from qwengyre.launchers import open_launcher
 from qwengyre.runtime.check import check_run
-from qwengyre.runtime.controller import Controller, Stations, members_of
+from qwengyre.runtime.controller import Controller, RunParts, members_of
 from qwengyre.runtime.driver import RunClock
 from qwengyre.runtime.executions import Executions, ExecutionSettings
 from qwengyre.runtime.fleet import Fleet
@@ -199,7 +199,7 @@ class Run:
                 sample=folder.workspaces,
             )
         )
-        stations = Stations(
+        parts = RunParts(
             scheduler=self.recovered.scheduler,
             journal=journal,
             trained=trained,
@@ -207,14 +207,14 @@ class Run:
             fleet=fleet,
             gateway=gateway,
             executions=self._executions(gateway, launcher),
-            steps=self._steps(fleet),
+            steps=self._steps(fleet, journal),
             observer=self.observer,
             order=self.prepared.order,
             evaluation=self.prepared.evaluation,
             history=self.recovered.history,
             judged=self.recovered.judged,
         )
-        controller = Controller(config, stations)
+        controller = Controller(config, parts)
         for one in gateways:
             one.on_restarted = partial(self._gateway_restarted, controller, one.number)
         return controller
@@ -266,9 +266,15 @@ class Run:
             gateway=gateway,
         )
 
-    def _steps(self, fleet: Fleet) -> Steps:
-        has_trainers = self.config.scheduler.steps > 0
-        return Steps(fleet, self.shared, self.config.runtime, has_trainers=has_trainers, fanout=self._transfer().most_copies)
+    def _steps(self, fleet: Fleet, journal: Journal) -> Steps:
+        return Steps(
+            fleet,
+            self.shared,
+            self.config.runtime,
+            on_poisoned=journal.append,
+            has_trainers=self.config.scheduler.steps > 0,
+            fanout=self._transfer().most_copies,
+        )
 
     def _transfer(self) -> TransferConfig:
         return self.config.transfer.resolved(one_host=self.config.runtime.launcher == "local")

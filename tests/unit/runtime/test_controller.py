@@ -77,7 +77,7 @@ def controller() -> runtime.Controller:
     fleet = FakeFleet(SCHEDULER.num_cells, SCHEDULER.num_standalone)
     config = SimpleNamespace(scheduler=SCHEDULER, runtime=RuntimeConfig(), trainer=TrainerConfig())
     observer = SimpleNamespace(see=lambda *_: None, say=lambda line: None, see_micro_step=lambda *_: None)
-    stations = runtime.Stations(
+    parts = runtime.RunParts(
         scheduler=Scheduler(SCHEDULER),
         journal=Journal(),
         trained=Journal(),
@@ -91,7 +91,7 @@ def controller() -> runtime.Controller:
         evaluation=EvaluationPlan(("task",), samples=1, greedy=False, temperature=1.0),
         history=History(),
     )
-    return runtime.Controller(config, stations)
+    return runtime.Controller(config, parts)
 
 
 async def until_told(made: runtime.Controller, running: asyncio.Task) -> None:

@@ -11,6 +11,7 @@ from qwengyre.cell import api
 from qwengyre.core.errors import CellFailed, MembershipBroken, NonFiniteLoss, StaleRead, TrainerError, TransferError
 from qwengyre.core.records import MicroStep
 from qwengyre.runtime.config import RuntimeConfig
+from qwengyre.runtime.records import StepPoisoned
 from qwengyre.runtime.steps import COMPUTE_TRIES, REDUCE_TRIES, Steps
 from qwengyre.scheduler import commands as cmd
 from qwengyre.telemetry.folder import RunFolder
@@ -25,11 +26,17 @@ def exposure(version: int) -> Exposure:
 
 
 @pytest.fixture
-def steps(tmp_path):
+def poisoned() -> list[StepPoisoned]:
+    """What was told of steps that were poisoned."""
+    return []
+
+
+@pytest.fixture
+def steps(tmp_path, poisoned):
     def make(num_cells: int = 3, fanout: int = 0, **runtime: object) -> tuple[Steps, FakeFleet]:
         fleet = FakeFleet(num_cells)
         config = RuntimeConfig(**{"operation_timeout_s": 60.0, **runtime})
-        return Steps(fleet, RunFolder(tmp_path), config, fanout=fanout), fleet
+        return Steps(fleet, RunFolder(tmp_path), config, on_poisoned=poisoned.append, fanout=fanout), fleet
 
     return make
 
@@ -377,18 +384,16 @@ class TestCompute:
         made.stats[4] = []
         return made, fleet
 
-    async def test_loss_that_is_not_finite_poisons_the_step_and_keeps_its_data(self, steps):
+    async def test_loss_that_is_not_finite_poisons_the_step_and_keeps_its_data(self, steps, poisoned):
         made, fleet = self.prepared(steps)
 
         async def compute(cell, operation):
             raise NonFiniteLoss("tiny", execution="e000000-0", path=0, what="loss is nan")
 
         fleet.answers[api.Compute] = compute
-        reports = []
-        made.on_poisoned = reports.append
         assert await made.compute(self.command) is None
-        assert "loss is nan" in reports[0].reason
-        assert reports[0].kept_in.endswith("m0.msgpack")
+        assert "loss is nan" in poisoned[0].reason
+        assert poisoned[0].kept_in.endswith("m0.msgpack")
 
     @pytest.mark.parametrize("is_open_again", [True, False])
     async def test_answer_of_a_step_that_was_given_up_counts_nowhere(self, steps, is_open_again):
