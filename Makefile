@@ -79,7 +79,10 @@ test-gpu: setup  ## One CUDA device: contracts, exactness, cells, runs, figures;
 
 gpu-kit: setup  ## The checkout and the missing wheels for a box with torch, transformers and no network: docs/gpu.md.
 	$(BIN)/python -m checks.gpu.kit qwengyre-gpu-kit.tar.gz
-.PHONY: quickstart-hybrid quickstart-moe test-lora
+
+test-lora: setup  ## Slow: adapters in a run that is killed and goes on, and its checkpoints in the real PEFT, which is installed for it.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[peft]'
+	$(BIN)/python -m pytest checks/test_lora.py
 
 HARNESSES := .harnesses
 test-harnesses: setup $(patsubst %,$(HARNESSES)/%/.installed,node gemini mini-swe-agent aider-chat)  ## Slow: harnesses of others, installed and run unchanged.

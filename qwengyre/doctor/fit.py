@@ -187,6 +187,9 @@ def fit(model: tuple[ModelSizes, PassSizes], trainer: TrainerConfig, engine: Eng
     made = Fit(sizes, tuple(parts_of(sizes, passes, trainer, engine)), ())
     findings = [_fits(made, role, capacity, trainer) for role in ("engine", "satellite", "core")]
     findings += [*_moves(sizes, trainer, speeds), *_rates(sizes, engine, speeds, trainer)]
+    if trainer.lora.rank:
+        told = "counted as whole training: gradients, moments and what crosses a link take less with adapters"
+        findings.append(Finding("adapters", "note", told))
     return msgspec.structs.replace(made, findings=tuple(findings))
 
 

@@ -88,6 +88,16 @@ def test_a_mistake_is_named(kit: RunKit, override: str, message: str):
     assert len(found) == bool(message) and message in "".join(found)
 
 
+@pytest.mark.parametrize(
+    ("engine", "why"),
+    [("engine.engine=vllm", "adapters in vLLM are not built"), ("", ""), ("engine.engine=paced", "a paced cell trains nothing")],
+)
+def test_adapters_are_refused_with_engines_that_do_not_know_them(kit: RunKit, engine: str, why: str):
+    plan = ["engine.paced_plan=plan.json"] if "paced" in engine else []
+    found = mistakes(kit, "trainer.lora.rank=4", *filter(None, [engine]), *plan)
+    assert any(mistake.startswith(f"trainer.lora.rank: {why}") for mistake in found) == bool(why), found
+
+
 def test_every_task_that_is_wrong_is_told(kit: RunKit, tmp_path: Path):
     for name in ("one", "two", "three"):
         kit.task(tmp_path / "tasks" / name)
