@@ -20,6 +20,12 @@ PolicyOption = Annotated[
     list[str] | None,
     typer.Option("--policy", help=f"Policy to simulate; may be repeated. Default: all of {', '.join(POLICY_NAMES)}."),
 ]
+OrderOption = Annotated[
+    str, typer.Option(help="Who starts first of a publish: dispatch, or longest-first, which needs --set foresight_error=.")
+]
+TrainingNodesOption = Annotated[
+    int, typer.Option(min=0, help="Nodes that train under async. Default: the best split is searched.")
+]
 OverrideOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Change the workload, as in --set steps=12 --set cell_nodes=8."),
@@ -32,9 +38,7 @@ def simulate(
     seeds: Annotated[str, typer.Option(help="How many seeds, or which: 5 is 0 to 4; 7,8,9 are these.")] = "5",
     policy: PolicyOption = None,
     override: OverrideOption = None,
-    training_nodes: Annotated[
-        int, typer.Option(min=0, help="Nodes that train under async. Default: the best split is searched.")
-    ] = 0,
+    training_nodes: TrainingNodesOption = 0,
     standalone_nodes: Annotated[
         int,
         typer.Option(
@@ -45,6 +49,7 @@ def simulate(
     backlog: Annotated[
         float, typer.Option(min=0, help="With --two-way: steps' worth of executions that may wait for a slot after a publish.")
     ] = 0.0,
+    order: OrderOption = "dispatch",
     max_staleness: Annotated[int | None, typer.Option(min=0, help="Hard cap on a group's staleness, in steps.")] = None,
     tune: Annotated[bool, typer.Option(help="Elastic plans again as it goes; needs --max-staleness.")] = False,
     json: Annotated[
@@ -58,7 +63,7 @@ def simulate(
     The scheduler that runs the cluster runs here on a virtual clock, with the same durations for every policy.
     """
     from qwengyre.cli.output import say, write_text
-    from qwengyre.cli.simulation import LEFT_OUT, print_table, read_policies, read_seeds, read_source
+    from qwengyre.cli.simulation import LEFT_OUT, print_table, read_order, read_policies, read_seeds, read_source
     from qwengyre.sim.compare import compare, report_json
     from qwengyre.sim.results import workers
 
@@ -68,6 +73,7 @@ def simulate(
         standalone_nodes=standalone_nodes,
         two_way=two_way,
         backlog=backlog,
+        order=read_order(order),
         max_staleness=max_staleness,
         tune=tune,
     )

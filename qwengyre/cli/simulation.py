@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -15,6 +16,7 @@ from qwengyre.config.load import parse_override
 from qwengyre.core.errors import ConfigError
 from qwengyre.dashboard.terminal import SafeConsole
 from qwengyre.runtime.measured import measured_source
+from qwengyre.scheduler.config import OrderName
 from qwengyre.sim.compare import Report, effective
 from qwengyre.sim.planner import Plan, plan_toml
 from qwengyre.sim.results import Drawn, DurationSource, Result
@@ -65,6 +67,14 @@ def read_policies(names: Sequence[str] | None) -> list[str]:
         if name not in POLICY_NAMES:
             raise ConfigError(f"{name!r} is none of {', '.join(POLICY_NAMES)}", key="--policy")
     return list(names or POLICY_NAMES)
+
+
+def read_order(name: str) -> OrderName:
+    """Raises ConfigError."""
+    found: OrderName | None = next((order for order in get_args(OrderName) if order == name), None)
+    if found is None:
+        raise ConfigError(f"{name!r} is none of {', '.join(get_args(OrderName))}", key="--order")
+    return found
 
 
 def print_table(report: Report, workload: Workload) -> None:

@@ -27,6 +27,7 @@ from qwengyre.runtime.tuning import Tuning
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.scheduler import Scheduler
+from qwengyre.sim.foresight import foresee
 from qwengyre.sim.history import History
 from qwengyre.sim.tuning import Replanned, Tuner
 from qwengyre.trajectory.process import Judgement
@@ -87,6 +88,7 @@ class Controller:
         self._drain_s: dict[int, float] = {}
         """How long the calls of a leaving cell took to move away."""
         self._num_dispatched = {"train": 0, "evaluation": 0}
+        self._history = parts.history
         self._tuning = Tuning(Tuner(parts.history), self._adopt_plan) if config.scheduler.tune else None
         self._judged = parts.judged
         self._patience = Patience(config.runtime.give_up_after)
@@ -120,9 +122,15 @@ class Controller:
         self.driver.post(kind, **fields)
 
     def _on_decided(self, event: ev.Event, commands: list[cmd.AnyCommand]) -> None:
-        self.observer.see(event, commands, self.driver.scheduler)
+        scheduler = self.driver.scheduler
+        self.observer.see(event, commands, scheduler)
         if self._tuning is not None:
-            self._tuning.see(event, commands, self.driver.scheduler)
+            self._tuning.see(event, commands, scheduler)
+        elif scheduler.config.order != "dispatch":
+            self._history.see(event, commands)
+        if scheduler.planned.order != "dispatch" and any(isinstance(command, cmd.Publish) for command in commands):
+            first, end = scheduler.state.num_train_groups, scheduler.planned.num_groups_due(scheduler.state.steps_done)
+            self.post(ev.Foreseen, first=first, seconds=foresee(self._history, self._order.task, range(first, end)))
 
     def _adopt_plan(self, plan: Replanned) -> None:
         self.observer.see_plan(plan)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import msgspec
 
 from qwengyre.scheduler.traits import TRAITS, PolicyName, Traits
+
+OrderName = Literal["dispatch", "longest-first"]
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -43,6 +46,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     0 returns every cell that would shorten the queue. A deeper backlog saves idle slots and makes executions start later, so it
     suits dispatch depths at which groups are ready before they are due. `qwengyre plan` finds it.
+    """
+    order: OrderName = "dispatch"
+    """Who of those that a publish dispatches starts first, where slots are too few.
+
+    `longest-first` goes by how long the earlier executions of each task took. It changes when executions start, never which are
+    dispatched or trained. It lets a deeper backlog wait: the long ones do not.
     """
     leave_only_for_work: bool = True
     """A satellite leaves only if unclaimed work exists."""

@@ -117,6 +117,15 @@ class Retuned(Event, frozen=True, tag=True):
     """For people: what was simulated, and what the change is worth."""
 
 
+class Foreseen(Event, frozen=True, tag=True):
+    """How long executions of the next training groups are expected to take, before they are dispatched. Unasked, with `order` only."""
+
+    first: int
+    """Number of the first of these groups among all training groups, in the order of dispatch."""
+    seconds: tuple[float, ...]
+    """Of each of them; 0 where nothing is known."""
+
+
 class Reconfigured(Event, frozen=True, tag=True, omit_defaults=True):
     """The user changed the config of a run that had begun: what is given here holds in place of what held before.
 
@@ -179,6 +188,7 @@ AnyEvent = (
     | CheckpointSaved
     | Published
     | Retuned
+    | Foreseen
     | Reconfigured
     | CellLost
     | CellReturned

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from qwengyre.core.errors import IllegalTransition
 from qwengyre.core.ids import ExecutionId, GroupId, ServerId
@@ -68,6 +68,11 @@ class Placement:
         """Put a newly dispatched execution at the end of the queue."""
         live = self.live[execution] = Live(execution, group)
         self.queue.append(live)
+
+    def sort_newest(self, num: int, rank: Callable[[GroupId], float]) -> None:
+        """Sort the last `num` of the queue by the rank of their groups; equals keep their order."""
+        newest = [self.queue.pop() for _ in range(num)]
+        self.queue.extend(sorted(reversed(newest), key=lambda live: rank(live.group)))
 
     def end(self, execution: ExecutionId, attempt: int) -> Live | None:
         """Take an execution out; None if the attempt is an old one.

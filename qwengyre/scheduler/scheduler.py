@@ -194,10 +194,11 @@ class Scheduler:
         self._dispatch_training(out)
 
     def _dispatch_training(self, out: Out) -> None:
-        state, config = self.state, self.state.config
+        state, config, before = self.state, self.state.config, self.state.num_train_groups
         while state.num_train_groups < config.num_groups_due(state.version):
             self._dispatch_group("train", config.executions_per_group, out)
             state.num_train_groups += 1
+        state.order_newest(state.num_train_groups - before)
 
     def _dispatch_group(self, kind: Literal["train", "evaluation"], num: int, out: Out) -> GroupId:
         state = self.state
@@ -321,6 +322,9 @@ class Scheduler:
         names = ("steps_per_burst", "dispatch_depth", "two_way", "backlog")
         self.state.plan = msgspec.structs.replace(self.config, **{name: getattr(event, name) for name in names})
 
+    def _on_foreseen(self, event: ev.Foreseen, out: Out) -> None:
+        self.state.expected = dict(enumerate(event.seconds, start=event.first))
+
     def _on_reconfigured(self, event: ev.Reconfigured, out: Out) -> None:
         """A longer run whose last version is published goes on with a burst of its own; a burst under way ends where it was to end."""
         state, changes = self.state, event.changes()
@@ -431,8 +435,7 @@ class Scheduler:
         self._serve_standalone(event.index)
 
     def _serve_standalone(self, index: int) -> None:
-        rank = STANDALONE_RANK + index
-        self.state.placement.open(standalone_server(index), self.config.slots_per_standalone, rank)
+        self.state.placement.open(standalone_server(index), self.config.slots_per_standalone, STANDALONE_RANK + index)
 
     # -------------------------------------------------------------------------------------------------------- tickets
 
@@ -486,6 +489,7 @@ HANDLERS: Final[dict[type[ev.Event], Callable[[Scheduler, Any, Out], None]]] = {
     ev.CheckpointSaved: Scheduler._on_checkpoint_saved,
     ev.Published: Scheduler._on_published,
     ev.Retuned: Scheduler._on_retuned,
+    ev.Foreseen: Scheduler._on_foreseen,
     ev.Reconfigured: Scheduler._on_reconfigured,
     ev.CellLost: Scheduler._on_cell_lost,
     ev.CellReturned: Scheduler._on_cell_returned,

@@ -41,6 +41,8 @@ class State:
         self.next_group = GroupId(0)
         self.num_train_groups = 0
         """Training groups dispatched."""
+        self.expected: dict[int, float] = {}
+        """Seconds that executions of training groups are expected to take, by number among them; 0 where nothing is known."""
         self.num_dispatched = 0
         """d(t): executions, evaluations included."""
         self.num_ended = 0
@@ -87,6 +89,20 @@ class State:
         }
         self.plan = msgspec.structs.replace(self.plan or self.config, **changes)
         self.config = msgspec.structs.replace(self.config, **at_once)
+
+    def order_newest(self, num_groups: int) -> None:
+        """Put the executions of the last `num_groups` training groups into `order` in the queue. They stay behind all earlier ones.
+
+        What nothing is known of counts as long as the mean of the others.
+        """
+        if self.config.order == "dispatch" or not num_groups:
+            return
+        numbers = range(self.num_train_groups - num_groups, self.num_train_groups)
+        known = [self.expected[number] for number in numbers if self.expected.get(number)]
+        if known:
+            mean, first = sum(known) / len(known), self.next_group - num_groups
+            seconds = {first + index: self.expected.get(number) or mean for index, number in enumerate(numbers)}
+            self.placement.sort_newest(num_groups * self.config.executions_per_group, lambda group: -seconds[group])
 
     def shorten_burst(self) -> None:
         """End the present burst where the last plan would, but not before the steps that are done. It never grows: its groups are out."""

@@ -75,6 +75,7 @@ def effective(workload: Workload, setting: Setting) -> dict[str, object]:
         used["standalone_nodes"] = setting.standalone_nodes
     if traits.leaves_one_by_one:
         used |= {"two_way": setting.two_way, "backlog": setting.backlog, "leave_only_for_work": setting.leave_only_for_work}
+        used["order"] = setting.order
         used["tune"] = setting.tune
     return used
 

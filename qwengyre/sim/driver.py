@@ -121,6 +121,15 @@ class SimDriver:
         if unloaded_s * self.workload.slowdown > self._timeout_s:
             self._schedule(self.now + self._timeout_s, command.execution, OVERALL_TIMEOUT)
 
+    def _foresee(self) -> None:
+        expected_G = self.durations.expected_G
+        state, planned = self.scheduler.state, self.scheduler.planned
+        if planned.order == "dispatch" or expected_G is None:
+            return
+        first = state.num_train_groups
+        seconds = tuple(expected_G[first : planned.num_groups_due(state.steps_done)].tolist())
+        self._answer(ev.Foreseen(self.now, first, seconds))
+
     def _drain(self, command: cmd.Drain) -> None:
         for move in command.moves:
             self.servers.move(move.execution, move.server, self.now, self.workload.move_stall_s)
@@ -179,6 +188,8 @@ class SimDriver:
         self._answer(ev.StepDone(self.now + self.workload.optimizer_s, command.ticket))
 
     def _publish(self, command: cmd.Publish) -> None:
+        """What is known of the groups that it will dispatch is said before."""
+        self._foresee()
         self._answer(ev.Published(self.now + self.workload.publish_s, command.ticket))
 
     def _finish(self, command: cmd.FinishRun) -> None:

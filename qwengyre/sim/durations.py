@@ -15,6 +15,9 @@ from qwengyre.sim.workload import Workload
 class Durations:
     """Unloaded durations in seconds, and the node-seconds of training that each execution makes."""
 
+    expected_G: np.ndarray | None = None
+    """float64, seconds: what is known of each group before it is dispatched, if anything is."""
+
     def __init__(self, unloaded_GN: np.ndarray, train_GN: np.ndarray, num_micro_steps: int):
         self.unloaded_GN = unloaded_GN
         """float64, seconds; the overall timeout is not applied."""
@@ -33,7 +36,11 @@ class Durations:
         t = workload.train_share_by_duration
         share = workload.train_node_hours_per_step / (workload.groups_per_step * workload.executions_per_group)
         train_GN = share * ((1 - t) + t * hours_GN / hours_GN.mean())
-        return cls(hours_GN * 3600, train_GN * 3600, workload.micro_steps_per_group)
+        drawn = cls(hours_GN * 3600, train_GN * 3600, workload.micro_steps_per_group)
+        if workload.foresight_error is not None:
+            errors_G = workload.foresight_error * rng.standard_normal(shape[0])
+            drawn.expected_G = workload.median_h * 3600 * np.exp(workload.sigma_query * z_G + errors_G)
+        return drawn
 
     def micro_steps_s(self, group: int, dropped: Sequence[int]) -> list[float]:
         """Node-seconds of each micro-step of a group; dropped executions are not trained."""

@@ -51,7 +51,12 @@ class MeasuredRun(msgspec.Struct, frozen=True):
         chosen = [self.groups[index] for index in index_G]
         N = self.workload.executions_per_group
         unloaded_GN = np.array([[group.durations_s[i % len(group.durations_s)] for i in range(N)] for group in chosen])
-        return MeasuredDurations(unloaded_GN, [group.micro_steps_s for group in chosen])
+        durations = MeasuredDurations(unloaded_GN, [group.micro_steps_s for group in chosen])
+        error = self.workload.foresight_error
+        if error is not None:
+            errors_G = np.random.default_rng((seed, num)).normal(0.0, error, num)
+            durations.expected_G = np.exp(np.log(unloaded_GN).mean(axis=1) + errors_G)
+        return durations
 
 
 class History:

@@ -96,9 +96,9 @@ def depths(workload: Workload, cap: int) -> list[Setting]:
     for mu in range(1, min(cap + 1, workload.steps) + 1):
         for index in range(int((cap + 1 - mu) / PHI_STEP) + 1):
             for backlog in BACKLOGS:
-                settings.append(
-                    Setting(steps_per_burst=mu, dispatch_depth=index * PHI_STEP, two_way=True, backlog=backlog, max_staleness=cap)
-                )
+                depth = index * PHI_STEP
+                bare = Setting(steps_per_burst=mu, dispatch_depth=depth, two_way=True, backlog=backlog, max_staleness=cap)
+                settings.append(bare if workload.foresight_error is None else replace(bare, order="longest-first"))
     return settings
 
 
@@ -175,6 +175,8 @@ def plan_toml(workload: Workload, setting: Setting) -> str:
         f"two_way = {str(config.two_way).lower()}",
         f"backlog = {config.backlog}",
     ]
+    if config.order != "dispatch":
+        lines.append(f'order = "{config.order}"')
     if config.max_staleness is not None:
         lines.append(f"max_staleness = {config.max_staleness}")
     return "\n".join(lines) + "\n"

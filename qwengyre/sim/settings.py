@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from qwengyre.core.ids import ServerId, is_standalone
-from qwengyre.scheduler.config import SchedulerConfig
+from qwengyre.scheduler.config import OrderName, SchedulerConfig
 from qwengyre.scheduler.traits import TRAITS, PolicyName
 from qwengyre.sim.workload import Workload
 
@@ -56,6 +56,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     two_way: bool = False
     backlog: float = 0.0
     """With `two_way`: steps' worth of executions that may wait for a slot after a publish."""
+    order: OrderName = "dispatch"
+    """Who starts first of those that a publish dispatches; the other one needs the workload's `foresight_error`."""
     leave_only_for_work: bool = True
     max_staleness: int | None = None
     """Hard cap on the staleness of a group."""
@@ -102,6 +104,11 @@ def build(workload: Workload, setting: Setting) -> tuple[SchedulerConfig, Pool]:
         raise ValueError(
             f"training_nodes = {setting.training_nodes} must be a multiple of {cell_nodes} nodes, above 0 and below {workload.nodes}"
         )
+    if setting.order != "dispatch" and workload.foresight_error is None:
+        raise ValueError(
+            f'order = "{setting.order}" needs to know how long groups will take: set foresight_error of the workload, '
+            f"{workload.sigma_execution / workload.executions_per_group**0.5:.2g} if each task has one earlier group"
+        )
     mu, phi = setting.steps_per_burst, setting.dispatch_depth
     config = SchedulerConfig(
         policy=variant.policy,
@@ -118,6 +125,7 @@ def build(workload: Workload, setting: Setting) -> tuple[SchedulerConfig, Pool]:
         dispatch_depth=workload.dispatch_depth if phi is None else phi,
         two_way=setting.two_way,
         backlog=setting.backlog if TRAITS[variant.policy].leaves_one_by_one else 0.0,
+        order=setting.order,
         leave_only_for_work=setting.leave_only_for_work,
         max_staleness=setting.max_staleness,
         tune=setting.tune and TRAITS[variant.policy].leaves_one_by_one,

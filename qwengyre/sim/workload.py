@@ -65,6 +65,10 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Role switch back (the paper's measured mean)."""
     move_stall_s: float = 5.0
     """What a moved execution loses."""
+    foresight_error: float | None = None
+    """Spread of the error with which a group's log-duration is known before it is dispatched; sigma_execution / sqrt(N) is
+    one earlier group's. Unset: nothing is known, and there is no order but that of dispatch.
+    """
     decode_share: float = 0.0
     """Share g of an execution's time that is decoding, hence slows down with the load of its server."""
     slowdown: float = 1.0
@@ -85,6 +89,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             value = getattr(self, name)
             _require(value > 0, f"{name} = {value} must be above zero")
             _require(value >= MIN_VALUE, f"{name} = {value:g} is below {MIN_VALUE:g}: is its unit right?")
+        error = self.foresight_error
+        _require(error is None or 0 <= error <= MAX_SIGMA, f"foresight_error = {error} is a standard deviation: 0 to {MAX_SIGMA}")
         for name in NOT_NEGATIVE:
             value = getattr(self, name)
             _require(value >= 0, f"{name} = {value} must not be below zero")

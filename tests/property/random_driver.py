@@ -61,6 +61,10 @@ class RandomDriver:
             if self.scheduler.config.tune and self.rng.random() < RETUNE_RATE:
                 self._send(random_plan(self.scheduler.config, self.rng, at))
                 continue
+            if self.scheduler.config.order != "dispatch" and self.rng.random() < RETUNE_RATE:
+                first = self.scheduler.state.num_train_groups
+                self._send(ev.Foreseen(at, first, tuple(self.rng.choice([0.0, 1.0, 2.0, 9.0], size=4).tolist())))
+                continue
             if self.num_changes and self.rng.random() < CHANGE_RATE:
                 self._change(at)
                 continue
@@ -211,6 +215,7 @@ def random_config(rng: np.random.Generator) -> SchedulerConfig:
         evaluate_at_start=bool(rng.integers(2)),
         evaluate_at_end=bool(rng.integers(2)),
         evaluation_group_sizes=(2, 1),
+        order=str(rng.choice(["dispatch", "longest-first"])),
     )
 
 

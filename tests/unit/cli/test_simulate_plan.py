@@ -20,7 +20,7 @@ def call_simulate(**change: object) -> None:
     simulate(
         **{
             "workload": "nl122_v1", "run": None, "seeds": "2", "policy": None, "override": SHORT, "training_nodes": 0,
-            "standalone_nodes": 0, "two_way": False, "backlog": 0.0, "max_staleness": None, "tune": False, "json": None, "html": None, "jobs": 1, **change,
+            "standalone_nodes": 0, "two_way": False, "backlog": 0.0, "order": "dispatch", "max_staleness": None, "tune": False, "json": None, "html": None, "jobs": 1, **change,
         }
     )  # fmt: skip
 

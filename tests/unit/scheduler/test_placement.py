@@ -58,3 +58,14 @@ def test_reopened_server_serves_again_after_thousands_of_changes():
             placement.hand_over(["s0"])
             placement.open("s0", 1, 0)
     assert len(placement._by_load) < 100, "stale entries are dropped"
+
+
+def test_sorting_the_newest_leaves_who_waited_before_where_they_are():
+    placement = Placement()
+    for group in (0, 1, 2, 3):
+        for index in range(2):
+            placement.add(execution_id(group, index), group)
+    placement.sort_newest(6, lambda group: {1: 5.0, 2: 5.0, 3: -1.0}[group])
+    assert [live.execution for live in placement.queue] == [
+        *(execution_id(group, index) for group in (0, 3, 1, 2) for index in range(2))
+    ]

@@ -10,6 +10,7 @@ from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.cells import CellState
 from qwengyre.scheduler.config import SchedulerConfig
+from qwengyre.scheduler.scheduler import Scheduler
 from tests.property.random_driver import RandomDriver
 from tests.unit.scheduler.play import Play
 
@@ -206,6 +207,23 @@ def test_backlog_never_keeps_the_last_server_from_those_who_wait():
     play.finish_step()
     out = play.answer(cmd.Publish)
     assert [c.cell for c in out if isinstance(c, cmd.ReturnToRollout)] == [2]
+
+
+def test_longest_first_starts_the_longest_of_a_publish_first_and_the_unknown_as_the_mean():
+    scheduler = Scheduler(
+        SchedulerConfig(
+            num_cells=2, slots_per_cell=1, steps=8, groups_per_step=4, executions_per_group=2, steps_per_burst=1,
+            dispatch_depth=0.0, order="longest-first",
+        )
+    )  # fmt: skip
+    scheduler.handle(ev.Foreseen(0.0, 0, (1.0, 0.0, 2.0, 9.0)))
+    commands = scheduler.handle(ev.RunStarted(at=0.0))
+    dispatched = [c.group for c in commands if isinstance(c, cmd.Dispatch)]
+    waiting = [live.execution for live in scheduler.state.placement.queue]
+    started = [c.execution for c in commands if isinstance(c, cmd.Start)]
+    groups = [int(name[1:7]) for name in (*started, *waiting)]
+    assert dispatched == [0, 1, 2, 3] and groups == [3, 3, 1, 1, 2, 2, 0, 0]
+    scheduler.validate()
 
 
 def retuned(at: float, mu: int, phi: float) -> ev.Retuned:

@@ -224,6 +224,24 @@ def test_hard_cap_holds_and_two_way_beats_the_papers_setting_at_equal_maximum():
     assert ours.hours < 0.96 * base.hours
 
 
+def test_longest_first_lets_a_backlog_wait_where_executions_are_as_long_as_the_cap():
+    """tb_v1: what is due in three steps takes up to the timeout, so a backlog alone delays steps; the short ones may wait."""
+    known = msgspec.structs.replace(WORKLOADS["tb_v1"], foresight_error=0.14)
+    bare = Setting(steps_per_burst=1, dispatch_depth=2.0, two_way=True, backlog=1.0, max_staleness=2)
+    without, ordered = simulate(Drawn(known), [bare, msgspec.structs.replace(bare, order="longest-first")], [0, 1], Inline())
+    assert ordered.staleness_max <= 2 and ordered.hours < 0.96 * without.hours
+    with pytest.raises(ValueError, match=r"set foresight_error of the workload, 0\.14 if each task"):
+        build(WORKLOADS["tb_v1"], msgspec.structs.replace(bare, order="longest-first"))
+
+
+def test_what_is_foreseen_changes_no_duration():
+    known = msgspec.structs.replace(WORKLOADS["tb_v1"], foresight_error=0.5)
+    drawn, bare = Durations.draw(known, 3), Durations.draw(WORKLOADS["tb_v1"], 3)
+    assert np.array_equal(drawn.unloaded_GN, bare.unloaded_GN) and bare.expected_G is None
+    errors_G = np.log(drawn.expected_G / 3600 / known.median_h)
+    assert np.corrcoef(errors_G, np.log(drawn.unloaded_GN).mean(axis=1))[0, 1] > 0.5
+
+
 def test_a_backlog_keeps_rollout_full_at_the_same_cap():
     workload = msgspec.structs.replace(WORKLOADS["nl122_v1"], steps=24)
     bare = Setting(steps_per_burst=1, dispatch_depth=3.0, two_way=True, max_staleness=3)
