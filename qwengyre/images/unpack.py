@@ -75,15 +75,17 @@ class Unpacker:
         os.close(self._root)
 
     def apply(self, layer: IO[bytes], name: str, diff_id: str) -> None:
-        """Apply one layer, whose contents have the digest `diff_id`. Raises ImageError."""
+        """Apply one layer, whose contents have the digest `diff_id`, and close it. Raises ImageError."""
         self._of_layer = set()
+        max_bytes = self._bounds.num_bytes + self._bounds.num_entries * 4 * tarfile.BLOCKSIZE
         try:
-            reader = _Forward(_decompressed(layer), self._bounds.num_bytes + self._bounds.num_entries * 4 * tarfile.BLOCKSIZE)
-            with tarfile.open(fileobj=reader, mode="r:") as archive:
-                while (member := archive.next()) is not None:
-                    self._apply(archive, member)
-                    archive.members = []  # type: ignore[attr-defined]  # a million of them would be a gigabyte
-            digest = reader.digest()
+            with io.BufferedReader(layer, CHUNK_BYTES) as buffered:  # type: ignore[type-var]
+                reader = _Forward(_decompressed(buffered), max_bytes)
+                with tarfile.open(fileobj=reader, mode="r:") as archive:
+                    while (member := archive.next()) is not None:
+                        self._apply(archive, member)
+                        archive.members = []  # type: ignore[attr-defined]  # a million of them would be a gigabyte
+                digest = reader.digest()
         except OSError as error:
             raise _failed(name, error) from error
         except (tarfile.TarError, EOFError, ValueError, zlib.error, lzma.LZMAError) as error:
@@ -253,8 +255,7 @@ class _Forward(io.RawIOBase):
         return f"sha256:{self._digest.hexdigest()}"
 
 
-def _decompressed(layer: IO[bytes]) -> Readable:
-    buffered = io.BufferedReader(layer, CHUNK_BYTES)  # type: ignore[type-var]
+def _decompressed(buffered: io.BufferedReader) -> Readable:
     start = buffered.peek(6)[:6]
     if start.startswith(ZSTD):
         raise ImageError(NO_ZSTD)

@@ -87,11 +87,11 @@ async def start_process(
                 if process.returncode is not None:
                     raise process_failed(name, f"ended with exit code {process.returncode} before it served", log_path)
                 await asyncio.sleep(POLL_S)
-    except TimeoutError:
+    except (TimeoutError, asyncio.CancelledError) as error:
         child.kill()
-        raise process_failed(name, f"did not serve within {timeout_s:g} s", log_path) from None
-    except asyncio.CancelledError:
-        child.kill()
+        await process.wait()
+        if isinstance(error, TimeoutError):
+            raise process_failed(name, f"did not serve within {timeout_s:g} s", log_path) from None
         raise
     return child
 

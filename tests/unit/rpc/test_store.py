@@ -33,6 +33,8 @@ def test_what_one_says_the_others_hear_and_wait_for(store: KeyStore):
     assert (one.delete("a"), one.delete("a")) == (True, False)
     with pytest.raises(Unreachable, match=r"nobody said a within 0 s"):
         other.wait(["a"], 0.0)
+    one.close()
+    other.close()
 
 
 def test_strangers_neither_read_nor_write(store: KeyStore):
@@ -41,6 +43,7 @@ def test_strangers_neither_read_nor_write(store: KeyStore):
     friend = StoreClient(store.address, SECRET, TIMEOUT_S)
     with pytest.raises(Unreachable):
         friend.wait(["a"], 0.0)
+    friend.close()
 
 
 def test_who_waits_in_a_store_that_is_closed_is_told(store: KeyStore):
@@ -57,5 +60,6 @@ def test_who_waits_in_a_store_that_is_closed_is_told(store: KeyStore):
         store.close()
         with pytest.raises((OSError, Unreachable)):
             waiting.result()
+    client.close()
     with pytest.raises(Unreachable):
         StoreClient(store.address, SECRET, TIMEOUT_S)

@@ -390,6 +390,7 @@ def test_threads_that_block_speak_the_same_wire(doorway: Doorway):
     assert mine.call(Double(5), Doubled) == Doubled(10)
     mine.close()
     serving.join()
+    theirs.close()
 
 
 def test_strangers_at_a_doorway_are_turned_away_and_hold_nobody_up(doorway: Doorway):
@@ -400,8 +401,8 @@ def test_strangers_at_a_doorway_are_turned_away_and_hold_nobody_up(doorway: Door
             read_until_closed(loud)
     with pytest.raises(Unreachable):
         Channel.connect(doorway.address, b"guess", TIMEOUT_S)
-    Channel.connect(doorway.address, SECRET, TIMEOUT_S)
-    assert isinstance(doorway.came.get(timeout=TIMEOUT_S), Channel)
+    Channel.connect(doorway.address, SECRET, TIMEOUT_S).close()
+    doorway.came.get(timeout=TIMEOUT_S).close()
     assert doorway.came.empty()
     read_until_closed(idle[0])  # the oldest
     for one in idle:

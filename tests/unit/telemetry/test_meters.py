@@ -42,10 +42,14 @@ def test_a_process_that_is_sealed_counts_its_private_pages(tmp_path: Path, monke
     process(tmp_path, 10, 1, 100)
     (tmp_path / "10" / "statm").write_text("900 30 10 1 0 5 0")
 
-    def refuse(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied", str(path))
+    read = Path.read_bytes
 
-    monkeypatch.setattr(Path, "read_bytes", lambda path: refuse(path) if path.name == "smaps_rollup" else path.open("rb").read())
+    def refuse(path: Path) -> bytes:
+        if path.name == "smaps_rollup":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     assert MemoryMeter(10, tmp_path).sample() == 20 * os.sysconf("SC_PAGE_SIZE")
 
 
