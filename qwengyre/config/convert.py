@@ -14,7 +14,7 @@ from qwengyre.config.lines import KeyPath
 from qwengyre.config.near import nearest
 from qwengyre.config.shape import in_words, keys, struct_at
 
-RENAMED: Final = {("transfer", "carrier"): "transfer.transport"}
+RENAMED: Final[dict[tuple[str, ...], str]] = {("transfer", "carrier"): "transfer.transport"}
 """Keys of earlier run files, and what to write now."""
 _WRONG: Final = object()
 _RULE_OF: Final = re.compile(r"[A-Za-z_0-9]+(\.[A-Za-z_0-9]+)*")

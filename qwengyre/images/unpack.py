@@ -18,7 +18,7 @@ import stat
 import tarfile
 import zlib
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import IO, Any, Final, Protocol
 
 import msgspec
 
@@ -255,7 +255,7 @@ class _Forward(io.RawIOBase):
         return f"sha256:{self._digest.hexdigest()}"
 
 
-def _decompressed(buffered: io.BufferedReader) -> Readable:
+def _decompressed(buffered: io.BufferedReader[Any]) -> Readable:
     start = buffered.peek(6)[:6]
     if start.startswith(ZSTD):
         raise ImageError(NO_ZSTD)

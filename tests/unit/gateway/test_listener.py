@@ -29,7 +29,7 @@ class Loop:
 
     def create_task(self, coroutine):
         coroutine.close()
-        return asyncio.Future(loop=asyncio.new_event_loop())
+        return asyncio.Future(loop=self)
 
 
 class Transport(asyncio.Transport):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
 from qwengyre.core.records import End, Outcome, Validity
@@ -26,9 +29,17 @@ def computed(micro_step: str, **numbers: float) -> MicroStepStats:
     return MicroStepStats(**(dict.fromkeys(MicroStepStats.__struct_fields__, 0) | numbers | {"micro_step": micro_step}))
 
 
-def observer_of(folder: RunFolder, screen: LiveScreen | None = None) -> Observer:
+@pytest.fixture
+def observer_of() -> Iterator[Callable[..., Observer]]:
     config = SimpleNamespace(scheduler=SimpleNamespace(num_cells=1, num_standalone=0))
-    return Observer(config, folder, screen or LiveScreen(), lambda: 8.0, Tally())
+    with contextlib.ExitStack() as stack:
+
+        def made(folder: RunFolder, screen: LiveScreen | None = None) -> Observer:
+            observer = Observer(config, folder, screen or LiveScreen(), lambda: 8.0, Tally())
+            stack.callback(observer.metrics.close)
+            return observer
+
+        yield made
 
 
 def applied(step: int) -> StepStats:
@@ -45,24 +56,26 @@ def applied(step: int) -> StepStats:
     )
 
 
-def step_of(folder: RunFolder, *parts: MicroStepStats) -> StepFinished:
-    observer_of(folder).see_step(applied(0), parts, taken=(), micro_steps=(), done=())
+def step_of(observer: Observer, folder: RunFolder, *parts: MicroStepStats) -> StepFinished:
+    observer.see_step(applied(0), parts, taken=(), micro_steps=(), done=())
     return next(record for record in read_metrics(folder.metrics) if isinstance(record, StepFinished))
 
 
-def test_micro_steps_of_a_step_are_added_before_anything_is_divided(tmp_path: Path):
+def test_micro_steps_of_a_step_are_added_before_anything_is_divided(tmp_path: Path, observer_of):
     parts = (
         computed("a", loss=1.0, tokens_trained=30, tokens_clipped=12, log_ratio_max=0.5, tokens_distinct=100, tokens_flat=200),
         computed("b", loss=3.0, tokens_trained=10, tokens_capped=4, log_ratio_max=0.25, tokens_distinct=100, tokens_flat=600),
     )
-    step = step_of(RunFolder.create(tmp_path, "run", ""), *parts)
+    folder = RunFolder.create(tmp_path, "run", "")
+    step = step_of(observer_of(folder), folder, *parts)
     assert (step.loss, step.log_ratio_max, step.deduplication) == (1.0, 0.5, 4.0)
     assert (step.token_clip_fraction, step.token_cap_fraction) == (0.3, 0.1)
     assert (step.gradient_norm, step.clip_scale, step.learning_rate, step.update_norm) == (2.0, 0.5, 1e-6, 0.125)
 
 
-def test_a_step_that_had_nothing_to_compute_has_no_deduplication(tmp_path: Path):
-    step = step_of(RunFolder.create(tmp_path, "run", ""))
+def test_a_step_that_had_nothing_to_compute_has_no_deduplication(tmp_path: Path, observer_of):
+    folder = RunFolder.create(tmp_path, "run", "")
+    step = step_of(observer_of(folder), folder)
     assert step.deduplication is None and (step.tokens_trained, step.log_ratio_max) == (0, 0.0)
 
 
@@ -71,7 +84,7 @@ def done(execution: str, score: float, validity: Validity = Validity.VALID) -> E
     return ExecutionDone(execution, int(execution[1:7]), 0, "task", 1.0, outcome, CallCounts(calls=3), 1.0)
 
 
-def test_a_run_that_learns_nothing_says_so_after_its_first_step_and_once(tmp_path: Path):
+def test_a_run_that_learns_nothing_says_so_after_its_first_step_and_once(tmp_path: Path, observer_of):
     folder, screen = RunFolder.create(tmp_path, "run", ""), LiveScreen(Console(file=io.StringIO(), width=400))
     observer = observer_of(folder, screen)
     for step in range(3):
@@ -84,7 +97,7 @@ def test_a_run_that_learns_nothing_says_so_after_its_first_step_and_once(tmp_pat
     assert "No step taught the policy anything: every execution scored 0." in report_html(run_series(folder))
 
 
-def test_groups_that_scored_differently_are_counted_without_what_was_dropped(tmp_path: Path):
+def test_groups_that_scored_differently_are_counted_without_what_was_dropped(tmp_path: Path, observer_of):
     folder = RunFolder.create(tmp_path, "run", "")
     executions = [
         done("e000000-0", 0.0),
@@ -101,7 +114,7 @@ def test_groups_that_scored_differently_are_counted_without_what_was_dropped(tmp
     assert read_summary(folder.summary).note == ""
 
 
-def test_tokens_of_lives_that_were_lost_are_in_the_count(tmp_path: Path):
+def test_tokens_of_lives_that_were_lost_are_in_the_count(tmp_path: Path, observer_of):
     screen = LiveScreen(Console(file=io.StringIO(), width=400))
     observer = observer_of(RunFolder.create(tmp_path, "run", ""), screen)
 
