@@ -27,9 +27,11 @@ from qwengyre.core.errors import CellFailed, EngineError, QwenGyreError, Trainer
 from qwengyre.engines.api import CellEngine
 from qwengyre.engines.config import EngineConfig
 from qwengyre.hooks.load import HookRef
+from qwengyre.rpc import tls
 from qwengyre.rpc.processes import announce
 from qwengyre.rpc.server import RpcServer, Service
 from qwengyre.rpc.store import KeyStore
+from qwengyre.rpc.tls import TlsConfig
 from qwengyre.telemetry.folder import snapshot_file
 from qwengyre.telemetry.log_lines import log_to
 from qwengyre.trainer.api import CellTrainer, Membership
@@ -67,6 +69,8 @@ class CellSpec(msgspec.Struct, frozen=True):
     transfer: TransferConfig
     token_loss: HookRef | None = None
     """`hooks.token_loss` of the run."""
+    tls: TlsConfig = TlsConfig()
+    """The run's."""
     host: str = ""
     """Address that both wires and the transfers listen on; filled in by the launcher."""
     ready_file: str = ""
@@ -323,6 +327,7 @@ def main() -> None:
     spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=CellSpec)
     log_to(None)
     try:
+        tls.use(spec.tls)
         asyncio.run(serve(spec))
     except QwenGyreError as error:  # a model or a setting that cannot be used: the controller shows the end of this log
         sys.exit(f"error: {error}")

@@ -15,6 +15,7 @@ from qwengyre.core.errors import QwenGyreError
 from qwengyre.core.text import printable
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.gateway.serve import serve
+from qwengyre.rpc import tls
 from qwengyre.telemetry.log_lines import log_to
 
 SWITCH_S = 0.0005
@@ -29,7 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     log_to(None, logging.getLevelNamesMapping()[arguments.log_level])
     sys.setswitchinterval(SWITCH_S)
     try:
-        asyncio.run(serve(_load(Path(arguments.config))))
+        config = _load(Path(arguments.config))
+        tls.use(config.tls)
+        asyncio.run(serve(config))
     except QwenGyreError as error:
         print(printable(f"gateway: {error}"), file=sys.stderr)
         return 1

@@ -8,6 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from qwengyre.core.ids import LocalPath
+from qwengyre.rpc.tls import TlsConfig
 
 MAX_PROCESSES: Final = 64
 """More than a machine has cores for is a slip of the pen."""
@@ -136,6 +137,8 @@ class GatewayProcessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     """Of `gateway.processes`, from 0 on: it numbers its sessions `number`, `number + processes`, ... so that the journals of a run join."""
     harness_rules: str = ""
     """TOML file with `[[harness]]` tables for harnesses of your own (docs/harnesses.md)."""
+    tls: TlsConfig = TlsConfig()
+    """Of the run, for the way to engines."""
     gateway: GatewayConfig = GatewayConfig()
 
     def __post_init__(self) -> None:

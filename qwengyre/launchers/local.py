@@ -57,7 +57,7 @@ class LocalLauncher:
 
     async def _join(self, name: str, spec: CellSpec, rank: int, at: str) -> Supervised:
         ready_file = self._private / f"{name}.ready"
-        orders = JoinOrders(rank, at, spec.secret, self._host, self._start_timeout_s, str(ready_file))
+        orders = JoinOrders(rank, at, spec.secret, self._host, self._start_timeout_s, str(ready_file), spec.tls)
         return await self._start("qwengyre.cell.ranks.process", name, orders, spec.threads)
 
     async def _start(self, module: str, name: str, orders: CellSpec | JoinOrders, threads: int) -> Supervised:

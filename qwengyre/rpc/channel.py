@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from qwengyre.core.errors import MessageTooLarge, QwenGyreError, Unreachable, WireError
+from qwengyre.rpc import tls
 from qwengyre.rpc.address import TcpAddress
 from qwengyre.rpc.frames import HEADER, MAX_MESSAGE_BYTES, Frame, Oversized, header
 from qwengyre.rpc.hello import MAX_HELLO_BYTES, NONCE_BYTES, ClientHello, ServerHello
@@ -37,6 +38,7 @@ class Channel:
     @classmethod
     def connect(cls, address: TcpAddress, secret: bytes, timeout_s: float) -> Channel:
         """Raises Unreachable when nobody there knows the secret within the deadline."""
+        contexts = tls.used()
         try:
             connection = socket.create_connection(address, timeout=timeout_s)
         except OSError as error:
@@ -45,15 +47,15 @@ class Channel:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             channel = cls(connection)
             channel.set_deadline(timeout_s)
-            channel.shake_hands(ClientHello(secret, secrets.token_bytes(NONCE_BYTES)))
+            channel.shake_hands(ClientHello(secret, secrets.token_bytes(NONCE_BYTES), tls=contexts is not None), contexts)
         except (OSError, WireError) as error:
             connection.close()
             raise Unreachable(str(address), str(error)) from error
         channel.set_deadline(None)
         return channel
 
-    def shake_hands(self, hello: ServerHello | ClientHello) -> None:
-        """Raises WireError, OSError."""
+    def shake_hands(self, hello: ServerHello | ClientHello, contexts: tls.Contexts | None) -> None:
+        """The hello, and TLS after it. Raises WireError, OSError."""
         if (opening := hello.opening()) is not None:
             self.send(opening)
         while not hello.is_over:
@@ -62,6 +64,8 @@ class Channel:
                 raise WireError("the other side did not begin with a hello")
             if (said := hello.hear(frame.body)) is not None:
                 self.send(said)
+        if contexts is not None:
+            self._socket = tls.wrapped(self._socket, contexts, is_server=isinstance(hello, ServerHello))
 
     def call(self, request: msgspec.Struct, expected: type[Reply]) -> Reply:
         """Raises what the other end refused with, WireError, and OSError when the connection broke."""
@@ -138,7 +142,7 @@ class Channel:
         while done < num_bytes:
             if self._deadline is not None:
                 self._socket.settimeout(max(1e-3, self._deadline - time.monotonic()))
-            num_read = self._socket.recv_into(view[done:])
+            num_read = tls.received(self._socket, view[done:])
             if num_read == 0:
                 return None
             done += num_read

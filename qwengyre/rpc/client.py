@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from qwengyre.core.errors import MessageTooLarge, Unreachable, WireError
+from qwengyre.rpc import tls
 from qwengyre.rpc.address import UnixAddress, parse_address
 from qwengyre.rpc.connection import Connection
 from qwengyre.rpc.frames import MAX_MESSAGE_BYTES, NO_REPLY, Frame, Oversized
@@ -40,6 +41,7 @@ class Client:
         self.address, self._where, self._secret = address, parse_address(address), secret
         self._decode = decoder(messages).decode if messages else None
         self._hear, self._on_lost = hear, on_lost
+        self._tls = tls.used() if secret is not None else None
         self._link: _Link | None = None
         self._connecting = asyncio.Lock()
         self._numbers = itertools.count(1)
@@ -109,7 +111,7 @@ class Client:
         async with self._connecting:
             if self._link is not None:
                 return self._link
-            link = _Link(self, None if self._secret is None else ClientHello(self._secret, secrets.token_bytes(NONCE_BYTES)))
+            link = _Link(self, self._hello(), self._tls)
             loop, where = asyncio.get_running_loop(), self._where
             try:
                 if isinstance(where, UnixAddress):
@@ -123,6 +125,11 @@ class Client:
                 link.connection.close()
                 raise
             return link
+
+    def _hello(self) -> ClientHello | None:
+        if self._secret is None:
+            return None
+        return ClientHello(self._secret, secrets.token_bytes(NONCE_BYTES), tls=self._tls is not None)
 
     def welcomed(self, link: _Link) -> None:
         self._link = link
@@ -146,11 +153,11 @@ class Client:
 class _Link:
     """One connection of a client, and the requests that wait on it."""
 
-    def __init__(self, client: Client, hello: ClientHello | None) -> None:
+    def __init__(self, client: Client, hello: ClientHello | None, contexts: tls.Contexts | None) -> None:
         self._client = client
         self._waiting: dict[int, asyncio.Future[Frame | Oversized]] = {}
         self.welcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.connection = Connection(hello, self)
+        self.connection = Connection(hello, self, contexts)
         self._lost: Unreachable | None = None
 
     async def ask(self, request: msgspec.Struct, number: int) -> Frame | Oversized:

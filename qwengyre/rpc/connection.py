@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import ssl
 from typing import Final, Protocol
 
 import msgspec
 
 from qwengyre.core.errors import WireError
+from qwengyre.rpc import tls
 from qwengyre.rpc.frames import MAX_MESSAGE_BYTES, NO_REPLY, Frame, FrameCutter, Oversized, header
 from qwengyre.rpc.hello import MAX_HELLO_BYTES, ClientHello, ServerHello
 
+log = logging.getLogger(__name__)
 HELLO_DEADLINE_S: Final = 10.0
 """A process of ours that is so busy that it says hello later is as good as gone."""
 MAX_BACKLOG_BYTES: Final = 64 << 20
 """Messages that a peer can leave unread before it is taken for dead. Replies do not count: it has asked for them."""
+
+HUNG_UP: Final = "it does not take this node's certificate, or went away: its log says which. Give every node a certificate of the same CA (tls.cert, tls.ca)"
 
 
 class Owner(Protocol):
@@ -32,19 +38,23 @@ class Owner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """Without `hello`, on a Unix socket, whoever could open it is welcome."""
+    """Without `hello`, on a Unix socket, whoever could open it is welcome. With `contexts` TLS follows the hello."""
 
-    def __init__(self, hello: ServerHello | ClientHello | None, owner: Owner) -> None:
+    def __init__(self, hello: ServerHello | ClientHello | None, owner: Owner, contexts: tls.Contexts | None = None) -> None:
         self._hello, self._owner = hello, owner
+        self._tls = contexts
+        self._securing: asyncio.Task[None] | None = None
+        self._is_welcome = hello is None
         self._cutter = FrameCutter(MAX_MESSAGE_BYTES if hello is None else MAX_HELLO_BYTES)
         self._encode = msgspec.msgpack.Encoder().encode
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._why_closed = ""
+        self._is_over = self._has_heard = False
 
     @property
     def is_welcome(self) -> bool:
-        return self._hello is None or self._hello.is_over
+        return self._is_welcome
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -60,10 +70,13 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for frame in self._cutter.feed(data):
-                if self._hello is None or self._hello.is_over:
+                if self._hello is None or self._is_welcome:
+                    self._has_heard = True
                     self._owner.on_frame(frame)
-                else:
+                elif self._securing is None:
                     self._hear_hello(self._hello, frame)
+                else:
+                    raise WireError("the peer went on without TLS")
         except WireError as error:
             self.close(str(error))
 
@@ -72,16 +85,57 @@ class Connection(asyncio.Protocol):
             raise WireError("the peer did not begin with a hello")
         if (said := hello.hear(frame.body)) is not None:
             self.send(said)
-        if hello.is_over:
-            if self._deadline is not None:
-                self._deadline.cancel()
-            self._cutter.max_bytes = MAX_MESSAGE_BYTES
-            self._owner.on_welcome()
+        if hello.is_over and self._tls is None:
+            self._welcome()
+        elif hello.is_over:
+            assert self._transport is not None
+            self._transport.pause_reading()  # what comes next is TLS, and goes to who can read it
+            self._securing = asyncio.get_running_loop().create_task(self._secure(self._tls))
+
+    def _welcome(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._cutter.max_bytes = MAX_MESSAGE_BYTES
+        self._is_welcome = True
+        self._owner.on_welcome()
+
+    async def _secure(self, contexts: tls.Contexts) -> None:
+        is_server, transport = isinstance(self._hello, ServerHello), self._transport
+        assert transport is not None
+        try:
+            self._transport = await asyncio.get_running_loop().start_tls(
+                transport,
+                self,
+                contexts.server if is_server else contexts.client,
+                server_side=is_server,
+                ssl_handshake_timeout=HELLO_DEADLINE_S,
+                ssl_shutdown_timeout=tls.CLOSE_S,
+            )
+        except OSError as error:
+            log.warning("peer_turned_away", extra={"reason": self._why(error)})
+            transport.abort()
+            self.connection_lost(error)  # the event loop tells this of a handshake that failed only sometimes
+            return
+        if self._transport is None or self._transport.is_closing():  # it ended meanwhile, which is not always told either
+            self.connection_lost(None)
+        else:
+            self._welcome()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._owner.on_lost(self._why_closed or (str(exc) if exc else "the other side closed the connection"))
+        if self._is_over:
+            return
+        self._is_over = True
+        self._owner.on_lost(self._why_closed or self._why(exc))
+
+    def _why(self, error: Exception | None) -> str:
+        """The end of a handshake is the server's word: a client whose certificate it does not take may only hear that it hung up."""
+        if isinstance(error, ssl.SSLError):
+            return tls.in_words(error)
+        if isinstance(self._hello, ClientHello) and self._securing is not None and not self._has_heard:
+            return HUNG_UP
+        return (str(error) or type(error).__name__) if error else "the other side closed the connection"
 
     def send(self, message: msgspec.Struct, number: int = NO_REPLY) -> None:
         """Queue one message. Raises MessageTooLarge. A peer that does not read what it did not ask for is cut off."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from qwengyre.core.errors import ConfigError, WireError
+from qwengyre.rpc import tls
 from qwengyre.rpc.address import TcpAddress
 from qwengyre.rpc.channel import Channel
 from qwengyre.rpc.connection import HELLO_DEADLINE_S
@@ -27,6 +28,7 @@ class Doorway:
     def __init__(self, host: str, secret: bytes, welcome: Callable[[Channel], None]) -> None:
         """Raises ConfigError when it cannot listen."""
         self._secret, self._welcome = secret, welcome
+        self._tls = tls.used()
         try:
             self._listener = socket.create_server((host, 0), backlog=BACKLOG)
         except OSError as error:
@@ -59,7 +61,7 @@ class Doorway:
 
     def _greet(self, channel: Channel) -> None:
         try:
-            channel.shake_hands(ServerHello(self._secret, secrets.token_bytes(NONCE_BYTES)))
+            channel.shake_hands(ServerHello(self._secret, secrets.token_bytes(NONCE_BYTES), tls=self._tls is not None), self._tls)
         except (OSError, WireError) as error:
             log.warning("stranger_turned_away", extra={"reason": str(error) or type(error).__name__})
             channel.close()

@@ -5,8 +5,8 @@
     server -> client   Welcome: another MAC over both
 
 The secret itself never crosses. Whoever listens learns nothing that opens another connection, since every connection has random
-bytes of its own; and whoever sits at the address of a process that is gone is found out by the client. What follows is neither
-encrypted nor signed: somebody on the path between two machines can read and change it.
+bytes of its own; and whoever sits at the address of a process that is gone is found out by the client. Without `[tls]` what follows is
+neither encrypted nor signed: somebody on the path between two machines can read and change it. With it, TLS follows (`rpc/tls.py`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ MAX_HELLO_BYTES: Final = 256
 
 class Challenge(msgspec.Struct, frozen=True, tag=True):
     nonce: bytes
+    tls: bool = False
+    """What follows the hello is TLS."""
 
 
 class Proof(msgspec.Struct, frozen=True, tag=True):
     nonce: bytes
     mac: bytes
+    tls: bool = False
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
@@ -40,18 +43,19 @@ Said = TypeVar("Said", Challenge, Proof, Welcome)
 
 
 class ServerHello:
-    """The server's side of one connection; `nonce` is `NONCE_BYTES` of its own, random."""
+    """The server's side of one connection; `nonce` is `NONCE_BYTES` of its own, random. With `tls` the client must want it, too."""
 
-    def __init__(self, secret: bytes, nonce: bytes) -> None:
-        self._secret, self._nonce = secret, nonce
+    def __init__(self, secret: bytes, nonce: bytes, *, tls: bool = False) -> None:
+        self._secret, self._nonce, self._tls = secret, nonce, tls
         self.is_over = False
 
     def opening(self) -> Challenge | None:
-        return Challenge(self._nonce)
+        return Challenge(self._nonce, self._tls)
 
     def hear(self, body: bytes) -> Welcome:
         """What to answer the client's frame. Raises WireError: close the connection then."""
         proof = _decode(body, Proof)
+        _compare(self._tls, proof.tls)
         if not hmac.compare_digest(proof.mac, mac(self._secret, "client", self._nonce, proof.nonce)):
             raise WireError("the peer does not know the secret of this run")
         self.is_over = True
@@ -61,8 +65,8 @@ class ServerHello:
 class ClientHello:
     """The client's side; `nonce` as the server's."""
 
-    def __init__(self, secret: bytes, nonce: bytes) -> None:
-        self._secret, self._nonce = secret, nonce
+    def __init__(self, secret: bytes, nonce: bytes, *, tls: bool = False) -> None:
+        self._secret, self._nonce, self._tls = secret, nonce, tls
         self._challenge: bytes | None = None
         self.is_over = False
 
@@ -72,8 +76,10 @@ class ClientHello:
     def hear(self, body: bytes) -> Proof | None:
         """What to answer the server's frame. Raises WireError: close the connection then."""
         if self._challenge is None:
-            self._challenge = _decode(body, Challenge).nonce
-            return Proof(self._nonce, mac(self._secret, "client", self._challenge, self._nonce))
+            challenge = _decode(body, Challenge)
+            _compare(self._tls, challenge.tls)
+            self._challenge = challenge.nonce
+            return Proof(self._nonce, mac(self._secret, "client", self._challenge, self._nonce), self._tls)
         welcome = _decode(body, Welcome)
         if not hmac.compare_digest(welcome.mac, mac(self._secret, "server", self._challenge, self._nonce)):
             raise WireError("the server does not know the secret of this run")
@@ -86,6 +92,15 @@ def mac(secret: bytes, side: Literal["client", "server"], server_nonce: bytes, c
     if len(server_nonce) != NONCE_BYTES or len(client_nonce) != NONCE_BYTES:
         raise WireError(f"the peer's nonce does not have {NONCE_BYTES} bytes")
     return hmac.digest(secret, b"qwengyre hello " + side.encode() + server_nonce + client_nonce, "sha256")
+
+
+def _compare(here: bool, there: bool) -> None:
+    """Whoever is on the path can change what is said here: the connection ends then, and never goes on without TLS."""
+    if here != there:
+        raise WireError(
+            f"{'this process speaks TLS and the other end does not' if here else 'the other end speaks TLS and this process does not'}: "
+            "set the same [tls] on every node"
+        )
 
 
 def _decode(body: bytes, expected: type[Said]) -> Said:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from qwengyre.core.errors import ConfigError, MessageTooLarge, QwenGyreError, WireError
+from qwengyre.rpc import tls
 from qwengyre.rpc.address import TcpAddress, UnixAddress, parse_address
 from qwengyre.rpc.connection import Connection
 from qwengyre.rpc.frames import MAX_MESSAGE_BYTES, NO_REPLY, Frame, Oversized
@@ -61,6 +62,7 @@ class RpcServer:
         if secret == b"":
             raise ConfigError("a server needs a secret, or any process of this machine could drive it")
         self.secret, self.serve = secret, serve
+        self.contexts = tls.used() if secret is not None else None
         self.peers: dict[Peer, None] = {}
         """In the order in which they came."""
         self.tasks: set[asyncio.Task[None]] = set()
@@ -113,8 +115,12 @@ class Peer:
     def __init__(self, server: RpcServer) -> None:
         self._server, self._service = server, server.serve()
         self.is_gone = asyncio.Event()
-        hello = None if server.secret is None else ServerHello(server.secret, secrets.token_bytes(NONCE_BYTES))
-        self.connection = Connection(hello, self)
+        hello = (
+            None
+            if server.secret is None
+            else ServerHello(server.secret, secrets.token_bytes(NONCE_BYTES), tls=server.contexts is not None)
+        )
+        self.connection = Connection(hello, self, server.contexts)
         self._decode = decoder((*self._service.handlers, *self._service.messages)).decode
 
     def on_welcome(self) -> None:

@@ -17,6 +17,7 @@ from qwengyre.config.installation import to_have
 from qwengyre.core.errors import ConfigError, ModelRefused, QwenGyreError
 from qwengyre.hooks.loaded import load_hooks
 from qwengyre.models.weight_files import weight_files
+from qwengyre.rpc.tls import Contexts
 from qwengyre.runtime.notes import answer_cap, context_cap, model_positions
 from qwengyre.runtime.prepare import load_folders
 from qwengyre.runtime.private_folders import private_folders
@@ -280,6 +281,19 @@ def _check_wires(config: RunConfig) -> Mistakes:
             'their own keeps everybody else from the nodes; else use transport = "tcp"',
             key="transfer.mooncake_trusts_network",
         )
+    if config.tls.is_wanted:
+        Contexts.load(config.tls)
+        sums = (
+            config.scheduler.steps > 0
+            and config.runtime.launcher == "ray"
+            and config.scheduler.num_cells * config.trainer.ranks > 1
+        )
+        if sums and not config.tls.sums_trust_network:
+            yield ConfigError(
+                "gradients are summed by gloo, which speaks no TLS in torch's builds. Set it to true if a tunnel between the nodes, such as "
+                "WireGuard, or a network of their own keeps everybody else from them",
+                key="tls.sums_trust_network",
+            )
 
 
 def _check_gateway(config: RunConfig) -> Mistakes:

@@ -18,6 +18,7 @@ from qwengyre.hooks.config import HooksConfig
 from qwengyre.images.config import SandboxConfig
 from qwengyre.launchers.config import RayConfig
 from qwengyre.models.hub import cached, fetch, is_hub_name
+from qwengyre.rpc.tls import TlsConfig
 from qwengyre.runtime.config import EvaluationConfig, PolicyConfig, RuntimeConfig, TasksConfig
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.task_images import absolute_image
@@ -45,6 +46,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     trajectory: TrajectoryConfig = TrajectoryConfig()
     hooks: HooksConfig = HooksConfig()
     transfer: TransferConfig = TransferConfig()
+    tls: TlsConfig = TlsConfig()
     ray: RayConfig = RayConfig()
     warmup: WarmupConfig = WarmupConfig()
 

@@ -29,6 +29,7 @@ from qwengyre.hooks.judge import Judge
 from qwengyre.hooks.views import Decode
 from qwengyre.journal import Journal, read
 from qwengyre.launchers import open_launcher
+from qwengyre.rpc import tls
 from qwengyre.runtime.check import check_run
 from qwengyre.runtime.controller import Controller, RunParts, members_of
 from qwengyre.runtime.driver import RunClock
@@ -84,6 +85,7 @@ def train(
     """
     log_to(folder.logs / "controller.log")
     check_run(config, folder.path)
+    tls.use(config.tls)
     for line in (f"run folder: {folder.path}", *(f"note: {note}" for note in worth_knowing(config))):
         screen.announce(line)
     prepared = prepare(config, screen.progress)
@@ -263,6 +265,7 @@ class Run:
             ready_file=str(private / f"gateway-{number}.ready"),
             number=number,
             harness_rules=self.config.trajectory.harness_rules,
+            tls=self.config.tls,
             gateway=gateway,
         )
 
@@ -292,6 +295,7 @@ class Run:
             trainer=config.trainer,
             collective_timeout_s=config.runtime.collective_timeout_s,
             has_trainer=cell < config.scheduler.num_cells and config.scheduler.steps > 0,
+            tls=config.tls,
             transfer=self._transfer(),
             token_loss=token_loss.ref if (token_loss := self.prepared.hooks.token_loss) is not None else None,
         )

@@ -6,7 +6,7 @@ One-sided from where the reader and the owner stand: the owner's own threads tak
     server  -> status u8 (OK, or STALE with length u32 and the reason), the bytes of every region in order, status u8
 
 The second status tells whether version, epoch or bytes changed while they were sent. Exposures are named by 128 random
-bits, so that only those who were told of one can read it; the bytes are not encrypted.
+bits, so that only those who were told of one can read it; without `[tls]` the bytes are not encrypted.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import logging
 import secrets
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from qwengyre.core.errors import StaleRead, TransferError
+from qwengyre.core.errors import StaleRead, TransferError, WireError
+from qwengyre.rpc import tls
 from qwengyre.rpc.doorway import shut
 from qwengyre.transfer.api import Exposure, Pieces
 from qwengyre.transfer.layout import as_bytes, copy_pieces, destinations, lay_out, pieces_of, views, whole_arrays
@@ -72,6 +74,7 @@ class TcpTransport:
 
     def __init__(self, host: str = "127.0.0.1", *, deadline_s: float = 30.0):
         self._deadline_s = deadline_s
+        self._tls = tls.used()
         self._segments: dict[str, _Segment] = {}
         self._readers = threading.BoundedSemaphore(MAX_READERS)
         self._silent: dict[socket.socket, None] = {}
@@ -117,13 +120,15 @@ class TcpTransport:
         pieces = [(region.offset, region.num_bytes) for region in targets]
         request = msgspec.msgpack.encode(ReadRequest(name, exposure.epoch, exposure.version, pieces))
         try:
-            with socket.create_connection((host, int(port)), timeout=self._deadline_s) as connection:
+            with _connect(host, int(port), self._deadline_s, self._tls) as connection:
                 connection.sendall(LENGTH.pack(len(request)) + request)
                 _check_status(connection, exposure)
                 for value in targets.values():
                     for piece in pieces_of(value):
                         _receive(connection, as_bytes(piece))
                 _check_status(connection, exposure)
+        except WireError as error:
+            raise TransferError(f"{address} cannot be read: {error}") from error
         except TimeoutError as error:
             raise TransferError(f"{address} did not send within {self._deadline_s} s") from error
         except OSError as error:
@@ -157,6 +162,12 @@ class TcpTransport:
                 connection, _ = self._listener.accept()
             except OSError:  # closed
                 return
+            if self._tls is not None:  # greeted by its own thread: nobody is waited for here
+                try:
+                    connection = self._tls.server.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+                except (OSError, ValueError):  # it has ended already
+                    connection.close()
+                    continue
             with self._lock:
                 self._silent[connection] = None
                 oldest = next(iter(self._silent)) if len(self._silent) > MAX_SILENT else None
@@ -177,11 +188,15 @@ class TcpTransport:
                         self._answer(connection, wanted)
                     finally:
                         self._readers.release()
+        except ssl.SSLError as error:
+            log.warning("read_not_served", extra={"reason": tls.in_words(error)})
         except (OSError, TransferError, msgspec.DecodeError, UnicodeDecodeError) as error:
             log.debug("read_not_served", extra={"reason": str(error)})
 
     def _hear(self, connection: socket.socket) -> ReadRequest:
         try:
+            if isinstance(connection, ssl.SSLSocket):
+                connection.do_handshake()
             header = bytearray(LENGTH.size)
             _receive(connection, memoryview(header))
             (size,) = LENGTH.unpack(header)
@@ -214,6 +229,18 @@ class TcpTransport:
             _send_stale(connection, "was rewritten during the read")
 
 
+def _connect(host: str, port: int, timeout_s: float, contexts: tls.Contexts | None) -> socket.socket:
+    """Raises WireError, OSError."""
+    connection = socket.create_connection((host, port), timeout=timeout_s)
+    if contexts is None:
+        return connection
+    try:
+        return tls.wrapped(connection, contexts, is_server=False)
+    except BaseException:
+        connection.close()
+        raise
+
+
 def _name(exposure: Exposure) -> str:
     return exposure.location.rpartition("/")[2]
 
@@ -238,7 +265,7 @@ def _check_status(connection: socket.socket, exposure: Exposure) -> None:
 def _receive(connection: socket.socket, target: memoryview) -> None:
     done = 0
     while done < len(target):
-        num_read = connection.recv_into(target[done:])
+        num_read = tls.received(connection, target[done:])
         if num_read == 0:
             raise TransferError(f"the connection ended after {done} of {len(target)} bytes")
         done += num_read

@@ -122,8 +122,8 @@ def test_a_resume_that_is_refused_removes_nothing(run_file: Path):
 def test_resuming_with_what_would_have_decided_otherwise(run_file: Path):
     folder = RunFolder.create(run_file.parent / "runs", "run", run_file.read_text())
     folder.controller_journal.touch()
-    code, error = qwengyre("train", "--resume", folder.path, "--set", "scheduler.steps=40")
-    assert code == 2 and error.startswith("error: scheduler.steps: a run is resumed with the value it began with, ")
+    code, error = qwengyre("train", "--resume", folder.path, "--set", "scheduler.num_cells=2")
+    assert code == 2 and error.startswith("error: scheduler.num_cells: a run is resumed with the value it began with, ")
 
 
 def test_resuming_a_run_that_has_finished_gives_its_report(run_file: Path):

@@ -159,10 +159,17 @@ def test_after_kill_9_and_torn_journals_a_resumed_run_keeps_every_finished_execu
     make_longer(kit, folder)
 
 
+CERTIFICATES = Path(__file__).parents[1] / "certificates"
+
+
 def make_longer(kit: RunKit, folder: RunFolder) -> None:
-    """A run that has finished goes on for a step more, and remembers that without being told again."""
+    """A run that has finished goes on for a step more, over TLS, and remembers that without being told again."""
     before = executions_done(folder)
-    kit.run("--resume", str(folder.path), "--set", "scheduler.steps=5")
+    files = {"cert": "run-node.pem", "key": "run-node.key", "ca": "run-ca.pem"}
+    over_tls = [f"--set=tls.{name}={CERTIFICATES / file}" for name, file in files.items()]
+    kit.run("--resume", str(folder.path), "--set", "scheduler.steps=5", "--set=transfer.transport=tcp", *over_tls)
+    for process in ("controller", "gateway", "cell-0", "cell-1", "cell-2"):
+        assert "speaks_tls" in (folder.logs / f"{process}.log").read_text()
     assert "from now on: scheduler.steps = 5" in kit.output(whole=True)
     after = executions_done(folder)
     assert summary(folder).steps == 5 and {execution: after[execution] for execution in before} == before

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from qwengyre.hooks.load import HookRef
+from qwengyre.rpc.tls import TlsConfig
 from qwengyre.trainer.api import Membership
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.transfer.api import Exposure
@@ -31,6 +32,7 @@ class JoinOrders(msgspec.Struct, frozen=True):
     """Longest wait for the cell."""
     ready_file: str
     """Written when the cell has let this rank in."""
+    tls: TlsConfig = TlsConfig()
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
@@ -52,6 +54,7 @@ class RankSpec(msgspec.Struct, frozen=True, tag=True):
     threads: int
     token_loss: HookRef | None = None
     """`hooks.token_loss` of the run: every rank imports it for itself."""
+    tls: TlsConfig = TlsConfig()
 
 
 class Connect(msgspec.Struct, frozen=True, tag=True):

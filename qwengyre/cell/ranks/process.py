@@ -16,6 +16,7 @@ import msgspec
 from qwengyre.cell.ranks import api
 from qwengyre.cell.ranks.rank import TABLE, carry_out, open_rank
 from qwengyre.core.errors import ConfigError
+from qwengyre.rpc import tls
 from qwengyre.rpc.address import TcpAddress, parse_address
 from qwengyre.rpc.channel import Channel
 from qwengyre.telemetry.log_lines import log_to
@@ -26,6 +27,7 @@ def join(orders: api.JoinOrders) -> tuple[Channel, api.RankSpec]:
     where = parse_address(orders.at)
     if not isinstance(where, TcpAddress):
         raise ConfigError(f"ranks of other machines are met over TCP, not at {orders.at}")
+    tls.use(orders.tls)
     channel = Channel.connect(where, orders.secret, orders.timeout_s)
     spec = channel.call(api.Join(orders.rank), api.RankSpec)
     Path(orders.ready_file).touch()
@@ -34,6 +36,7 @@ def join(orders: api.JoinOrders) -> tuple[Channel, api.RankSpec]:
 
 def serve(channel: Channel, spec: api.RankSpec) -> None:
     """Until the cell closes the connection. Any error that is not a QwenGyreError ends the process, and with it the cell."""
+    tls.use(spec.tls)
     transport = spec.place.open()
     rank = open_rank(spec, transport)
     with contextlib.suppress(ConnectionError):

@@ -30,6 +30,7 @@ from qwengyre.rpc.processes import announce
 from qwengyre.rpc.server import Done
 from qwengyre.rpc.store import KeyStore
 from qwengyre.rpc.tether import tethered
+from qwengyre.rpc.tls import config_used
 from qwengyre.trainer.api import Membership
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.records import AuditReport, MicroStepStats, StepStats, total_of
@@ -52,7 +53,7 @@ class RankedTrainer:
         """Raises Unreachable when ranks of other machines do not come in time."""
         self._store = KeyStore(home.place.host, home.secret)
         first = api.RankSpec(
-            0, self._store.address, home.secret, str(model_dir), config, home.place, home.threads, home.token_loss
+            0, self._store.address, home.secret, str(model_dir), config, home.place, home.threads, home.token_loss, config_used()
         )
         specs = [msgspec.structs.replace(first, rank=rank) for rank in range(1, config.ranks)]
         num_children = (home.elsewhere.num_here or config.ranks) - 1
