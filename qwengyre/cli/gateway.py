@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -23,6 +24,7 @@ from qwengyre.core.ids import ExecutionId, ServerId
 from qwengyre.engines.api import Serving
 from qwengyre.engines.completions import CompletionsEngine, ServedModel, choose_served, open_http
 from qwengyre.engines.config import EngineConfig
+from qwengyre.engines.outages import TellsOutages
 from qwengyre.gateway.config import GatewayConfig, GatewayProcessConfig
 from qwengyre.gateway.serve import GatewayServer
 from qwengyre.models.hub import folder_of
@@ -192,7 +194,8 @@ async def _serve_alone(config: GatewayProcessConfig, open_engine: OpenEngine, na
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop.set)
     async with open_engine() as served, server:
-        await server.gateway.set_server(SERVER, served.engine)
+        engine = TellsOutages(served.engine, functools.partial(say, err=True), config.gateway.max_hold_s)
+        await server.gateway.set_server(SERVER, engine)
         most = min(config.gateway.max_context_tokens, served.max_context_tokens)
         for name in names:
             execution = await server.gateway.open(_opened(name, temperature, config, served, most))
