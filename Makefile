@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: docs quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-fuzz test-hostile test-wheel test-browser test-recurrence test-models test-gpu gpu-kit test-harnesses test-clients lint types bubblewrap clean help
+.PHONY: docs quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-trackers test-fuzz test-hostile test-wheel test-browser test-recurrence test-models test-gpu gpu-kit test-harnesses test-clients lint types bubblewrap clean help
 .PHONY: quickstart-hybrid quickstart-moe test-lora
 
 help:  ## Show this list.
@@ -62,6 +62,10 @@ test-browser: setup  ## Installs Playwright and, as root, Chromium; the dashboar
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,browser]'
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { apt-get update -qq && apt-get install -qq -y chromium >/dev/null; }
 	QWENGYRE_SCREENSHOTS=$${QWENGYRE_SCREENSHOTS:-.screenshots} $(BIN)/python -m pytest checks/test_browser.py
+
+test-trackers: setup  ## Installs wandb, MLflow and trackio; each held to the contract of trackers, offline.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,wandb,mlflow,trackio]'
+	$(BIN)/python -m pytest checks/test_trackers.py
 
 test-fuzz: setup  ## Slow: 10,000 answers a renderer in random pieces, 20,000 requests a dialect; QWENGYRE_FUZZ_ANSWERS=500, QWENGYRE_FUZZ_REQUESTS=500 for fewer.
 	$(BIN)/python -m pytest checks/test_fuzz_answers.py checks/test_fuzz_requests.py

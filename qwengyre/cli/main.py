@@ -36,6 +36,7 @@ COMMANDS: Final[Commands] = {
     "export-model": ("qwengyre.cli.export_model:export_model", "Write a policy of a run as a folder that any tool opens."),
     "dashboard": ("qwengyre.cli.dashboard:dashboard", "Watch a run in the browser."),
     "report": ("qwengyre.cli.report:report", "Write the report of a run, or compare several."),
+    "track": ("qwengyre.cli.track:track", "Send a run, or what is left of it, to trackers."),
     "simulate": ("qwengyre.cli.simulate:simulate", "Time of elastic, Colocate and Async for a workload, on a virtual clock."),
     "plan": ("qwengyre.cli.plan:plan", "Find the best cells, mu and phi for a workload."),
     "config": ("qwengyre.cli.config:COMMANDS", "Explain the keys of a run file, or check one."),

@@ -267,6 +267,13 @@ def _check_packages(config: RunConfig) -> Mistakes:
     for key, value in (("runtime.launcher", config.runtime.launcher), ("transfer.transport", config.transfer.transport)):
         if value in OPTIONAL and importlib.util.find_spec(value) is None:
             yield ConfigError(f"{value} is not installed: {to_have(value)}", key=key)
+    for name in config.tracking.to:
+        if name != "tensorboard" and importlib.util.find_spec(name) is None:
+            yield ConfigError(f"{name} is not installed: {to_have(name)}", key="tracking.to")
+    if config.tracking.checkpoints and "trackio" in config.tracking.to:
+        yield ConfigError(
+            "trackio keeps no checkpoints: take it out of tracking.to, or set this to false", key="tracking.checkpoints"
+        )
     if config.engine.engine == "vllm":
         from qwengyre.engines.vllm.launch import require_vllm
 

@@ -23,6 +23,7 @@ from qwengyre.runtime.config import EvaluationConfig, PolicyConfig, RuntimeConfi
 from qwengyre.sandbox.config import HarnessConfig
 from qwengyre.sandbox.task_images import absolute_image
 from qwengyre.scheduler.config import SchedulerConfig
+from qwengyre.telemetry.tracking_config import TrackingConfig
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.published import PUBLISHED
 from qwengyre.trajectory.config import TrajectoryConfig
@@ -45,6 +46,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     trainer: TrainerConfig = TrainerConfig()
     trajectory: TrajectoryConfig = TrajectoryConfig()
     hooks: HooksConfig = HooksConfig()
+    tracking: TrackingConfig = TrackingConfig()
     transfer: TransferConfig = TransferConfig()
     tls: TlsConfig = TlsConfig()
     ray: RayConfig = RayConfig()

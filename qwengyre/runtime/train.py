@@ -44,6 +44,7 @@ from qwengyre.runtime.records import ControllerRecord, RunOpened
 from qwengyre.runtime.recovery import Recovered, key_of, recover
 from qwengyre.runtime.run_config import RunConfig
 from qwengyre.runtime.steps import Steps
+from qwengyre.runtime.trackers import Trackers
 from qwengyre.sandbox.harness import GatewayAddress
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.scheduler import commands as cmd
@@ -145,6 +146,8 @@ class Run:
     async def run(self) -> None:
         reason = "stopped"
         cleanup(self.segments)  # of a life that was killed
+        trackers = Trackers(self.config.tracking, self.folder, self.observer.say)
+        trackers.start()
         try:
             async with AsyncExitStack() as stack:
                 controller = await self._assemble(stack)
@@ -164,6 +167,7 @@ class Run:
             raise
         finally:
             self.observer.ended(reason)
+            await trackers.finish()
             cleanup(self.segments)
 
     async def _assemble(self, stack: AsyncExitStack) -> Controller:

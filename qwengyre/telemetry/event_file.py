@@ -2,7 +2,7 @@
 
 A file is a sequence of TFRecords: length u64, masked CRC-32C of the length, payload, masked CRC-32C of the payload.
 The payload is an `Event` message (tensorboard/compat/proto/event.proto): wall_time = 1, step = 2, file_version = 3,
-summary = 5 { value = 1 { tag = 1, simple_value = 2 } }.
+summary = 5 { value = 1 { tag = 1, simple_value = 2 } }; a text has tensor = 8 and metadata = 9 in place of the number.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ class EventFile:
         """One event with all `values` at `step`."""
         summary = b"".join(_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in values.items())
         self._write(_double(1, wall_time) + _varint(2 << 3) + _varint(step) + _bytes(5, summary))
+
+    def add_text(self, tag: str, text: str, *, step: int, wall_time: float) -> None:
+        """A text in Markdown, as TensorBoard's text page shows it: a tensor of one string (type 7) for the plugin `text`."""
+        shape = _bytes(2, _varint(1 << 3) + _varint(1))
+        tensor = _varint(1 << 3) + _varint(7) + _bytes(2, shape) + _bytes(8, text.encode("utf-8", errors="replace"))
+        metadata = _bytes(1, _bytes(1, b"text"))
+        value = _bytes(1, tag.encode()) + _bytes(9, metadata) + _bytes(8, tensor)
+        self._write(_double(1, wall_time) + _varint(2 << 3) + _varint(step) + _bytes(5, _bytes(1, value)))
 
     def close(self) -> None:
         self._file.close()

@@ -49,6 +49,7 @@ class RunFolder:
                             secret, segments: what harnesses' keys are made of, what the run's shared memory is called
     metrics.jsonl           one record a line (telemetry/records.py)
     tensorboard/            the same numbers as event files
+    tracking/               what trackers were sent, and their own files
     policy/                 config, tokenizer and renderer of the policy: what every checkpoint has beside its weights
     checkpoints/            step-000004/: a folder that Hugging Face opens; optimizer/: the optimizer's state of each
     snapshots/              weights of every version, for the audit of log-probs; without one, from the published version on

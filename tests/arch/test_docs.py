@@ -24,6 +24,7 @@ FOREIGN = {
     "ray.cluster_utils": "a module of Ray",
     "tests/score.py": "a file of a task",
     "tests/test.sh": "a file of a task",
+    "WANDB_API_KEY": "a variable of wandb",
     "vllm.entrypoints.openai.api_server": "a module of vLLM",
 }
 """Name -> what it is, since it is not ours."""

@@ -17,6 +17,7 @@ LAYERS = (
     ("runtime", "doctor"),
     ("recorded",),
     ("dashboard",),
+    ("tracking",),
     ("cli",),
     ("bench",),
 )

@@ -1,0 +1,1 @@
+"""Curves, tables and costs of a run on their way to trackers: docs/tracking.md."""
