@@ -15,6 +15,12 @@ from qwengyre.models.placement import HOST
 Note = Callable[..., None]
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """The event loop of checks that are coroutines: the one that the package is written for."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     if (wanted := os.environ.get("QWENGYRE_TEST_DEVICE", "cuda")) == "cpu":

@@ -32,17 +32,19 @@ GIVEN: Final = frozenset(
     }
 )
 """torch, transformers, and what each of their releases that we take needs."""
-NOT_NEEDED: Final = frozenset({"pyarrow", "tensorboard", "hypothesis"})
-"""For exports, for looking at event files, for tests of properties: no check of the kit has them."""
+NOT_NEEDED: Final = frozenset({"pyarrow", "tensorboard"})
+"""For exports and for looking at event files: no check of the kit has them."""
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m checks.gpu.kit", description=__doc__)
     parser.add_argument("out", type=Path, help=f"the archive, such as {NAME}.tar.gz")
-    out = parser.parse_args(arguments).out
+    parser.add_argument("--python", action="append", choices=PYTHONS, help="of the box; may be repeated; all when left out")
+    options = parser.parse_args(arguments)
+    out: Path = options.out
     wanted = requirements()
     with tempfile.TemporaryDirectory() as scratch:
-        for python in PYTHONS:
+        for python in options.python or PYTHONS:
             download([f"{name}=={importlib.metadata.version(name)}" for name in missing(wanted)], python, Path(scratch))
         wheels = sorted(Path(scratch).iterdir())
         num_bytes = pack(out, wheels, "\n".join(map(str, wanted)) + "\n")
