@@ -238,13 +238,18 @@ def _read(dialect: Dialect, body: bytes, execution: Execution) -> tuple[ModelReq
     try:
         try:
             return dialect.parse(body, execution.session.items), 0
-        except InvalidRequest:
+        except (
+            InvalidRequest,
+            UnicodeDecodeError,
+        ):  # the second of what is kept as it came and read as text last: arguments of a call
             body, num_mended = mended(body)
             if not num_mended:
                 raise
             return dialect.parse(body, execution.session.items), num_mended
     except RecursionError as error:
         raise InvalidRequest("the request body is nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the request body is not UTF-8: {error.reason}") from error
 
 
 def _read_beside(dialect: Dialect, body: bytes, execution: Execution) -> tuple[ModelRequest, int]:

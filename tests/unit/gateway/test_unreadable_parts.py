@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from qwengyre.testing.asgi_client import begin
+
 PNG = "iVBORw0KGgo="
 CALL = {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "Read", "input": {}}]}
 
@@ -109,6 +111,27 @@ async def test_half_of_a_character_is_read_as_one_that_is_missing(bench, path, w
             await http.post(f"/v1/{path}", content=again)
         assert [call.started.cause for call in execution.session.calls] == ["root", "retry"]
         assert bench.gateway.stats.characters_mended == num_mended
+
+
+USE = b'{"type":"tool_use","id":"x","name":"f","input":{"a":"cut %s"}}'
+CALL = b'{"functionCall":{"name":"f","args":{"a":"cut %s"}}}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/messages", b'{"messages":[{"role":"user","content":"u"},{"role":"assistant","content":[' + USE + b"]}]}"),
+        ("/v1beta/models/m:generateContent", b'{"contents":[{"parts":[{"text":"u"}]},{"role":"model","parts":[' + CALL + b"]}]}"),
+    ],
+)
+@pytest.mark.parametrize("broken", [b"\x8a", b"\\ud83d"])
+async def test_arguments_of_a_call_that_are_no_text_are_mended_too(bench, path, body, broken):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        headers = {"authorization": f"Bearer {execution.keys.key}"}
+        got = await begin(bench.harness_app, "POST", path, headers=headers, body=body % broken).finish()
+        assert got.status == 200, got.body
+        assert "cut \ufffd" in bench.text(execution.session.calls.sequence(0).tolist())
 
 
 async def test_body_that_is_not_json_is_refused_as_before(bench):
