@@ -57,9 +57,14 @@ class GroupBuffer:
         """Version of the group that `take` would hand out. Raises IndexError if none is ready."""
         return self._ready[0][0]
 
-    def num_unready(self, version: int) -> int:
-        """Training groups of `version` or older that are out. Costs the number of versions in flight."""
-        return sum(num for of_version, num in self._unready.items() if of_version <= version)
+    @property
+    def newest_unready(self) -> int:
+        """The last version of which a training group is out; -1 if none is."""
+        return max(self._unready, default=-1)
+
+    def unready_before(self, version: int) -> list[tuple[int, int]]:
+        """(version, training groups of it that are out), oldest first, of what is older than `version`. Few: versions in flight."""
+        return sorted(item for item in self._unready.items() if item[0] < version)
 
     def unprepared(self) -> list[GroupId]:
         """Training groups whose executions have all ended and whose micro-steps are not known yet."""

@@ -125,7 +125,8 @@ class State:
         """A step that opened now would have something to take: any group that it may take when streaming, else a whole step's."""
         if self.config.streams:
             return self._may_take_beside(0)
-        return self.groups.num_ready >= self.config.groups_per_step and not self._num_due_unready()
+        B = self.config.groups_per_step
+        return self.groups.num_ready >= B and self._leaves_room(B, self.groups.newest_unready + 1)
 
     @property
     def may_take(self) -> bool:
@@ -133,18 +134,24 @@ class State:
         return self._may_take_beside(len(self.training.taken))
 
     def _may_take_beside(self, num_taken: int) -> bool:
-        """Room is kept for groups that are not ready and would exceed `max_staleness` in the next step."""
+        """Room is kept, in this step and the next, for older groups that are not ready and would exceed `max_staleness` later."""
         if num_taken >= self.config.groups_per_step or not self.groups.num_ready:
             return False
-        if self.config.max_staleness is None or self.groups.oldest_ready <= self.steps_done - self.config.max_staleness:
-            return True
-        return num_taken + 1 + self._num_due_unready() <= self.config.groups_per_step
+        return self.config.max_staleness is None or self._leaves_room(num_taken + 1, self.groups.oldest_ready)
 
-    def _num_due_unready(self) -> int:
-        """Groups that have to be in the present step but are not ready."""
-        if self.config.max_staleness is None:
-            return 0
-        return self.groups.num_unready(self.steps_done - self.config.max_staleness)
+    def _leaves_room(self, num_taken: int, version: int) -> bool:
+        """Whether all unready groups older than `version` can be taken in time once this step has taken `num_taken`.
+
+        One of version x is due in step x + D at the latest, so those up to x must fit into what the steps up to x + D have left.
+        """
+        cap, B, num = self.config.max_staleness, self.config.groups_per_step, 0
+        if cap is None:
+            return True
+        for of_version, num_unready in self.groups.unready_before(version):
+            num += num_unready
+            if num > (max(0, of_version + cap - self.steps_done) + 1) * B - num_taken:
+                return False
+        return True
 
     @property
     def has_unclaimed_work(self) -> bool:

@@ -37,11 +37,14 @@ class RandomDriver:
     Answers of processes that died meanwhile are sometimes delivered all the same: the scheduler has to ignore them.
     """
 
-    def __init__(self, config: SchedulerConfig, rng: np.random.Generator, fault_rate: float, num_changes: int = 0):
+    def __init__(
+        self, config: SchedulerConfig, rng: np.random.Generator, fault_rate: float, num_changes: int = 0, end_rate: float = 1.0
+    ):
         self.num_changes = num_changes
         """How often its user changes the config at most: during the run, and once more when it was done."""
         self.scheduler = Scheduler(config)
-        self.rng, self.fault_rate = rng, fault_rate
+        self.rng, self.fault_rate, self.end_rate = rng, fault_rate, end_rate
+        """`end_rate` below 1: executions are slow beside all else, so that steps have to wait for groups."""
         self.pending: list[cmd.Command] = []
         self.running: dict[str, int] = {}
         self.ended: Counter[str] = Counter()
@@ -117,6 +120,8 @@ class RandomDriver:
         if not num:
             return None
         index = int(self.rng.integers(num))
+        if self.pending and self.end_rate < 1 and self.rng.random() > self.end_rate:
+            index = int(self.rng.integers(len(self.pending)))
         if index >= len(self.pending):
             return self._end(at)
         self.pending[index], self.pending[-1] = self.pending[-1], self.pending[index]

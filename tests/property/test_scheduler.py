@@ -29,6 +29,20 @@ def test_invariants_hold_after_every_event_and_every_run_ends_and_replays():
     assert num_events >= NUM_EVENTS
 
 
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), cap=st.integers(0, 4), fault_rate=st.sampled_from([0.0, 0.02]), data=st.data())
+def test_no_group_is_staler_than_the_cap_however_slow_and_out_of_order_executions_are(
+    seed: int, cap: int, fault_rate: float, data: st.DataObject
+):
+    """phi + mu = D + 1, the deepest dispatch that the cap allows: no place may be given away. `validate` looks at each group."""
+    rng, mu = np.random.default_rng(seed), data.draw(st.integers(1, cap + 1))
+    config = msgspec.structs.replace(
+        random_config(rng), steps=8, max_staleness=cap, steps_per_burst=mu, dispatch_depth=float(cap + 1 - mu), slots_per_cell=8,
+        groups_per_step=data.draw(st.integers(1, 3)), executions_per_group=1,
+    )  # fmt: skip
+    RandomDriver(config, rng, fault_rate, end_rate=0.1).run()
+
+
 def run_and_replay(seed: int, fault_rate: float) -> int:
     """One random run to its end (`RandomDriver.run` checks every invariant); returns its number of events."""
     rng = np.random.default_rng(seed)

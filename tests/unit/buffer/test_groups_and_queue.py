@@ -52,10 +52,10 @@ def test_unready_groups_are_counted_by_version():
     for group, version in enumerate((0, 0, 3)):
         buffer.dispatch(group, "train", version=version, num_executions=1)
     buffer.dispatch(3, "evaluation", version=0, num_executions=1)
-    assert [buffer.num_unready(version) for version in (-1, 0, 2, 3)] == [0, 2, 2, 3]
+    assert buffer.unready_before(4) == [(0, 2), (3, 1)] and buffer.unready_before(3) == [(0, 2)] and buffer.newest_unready == 3
     buffer.end_execution(0)
     buffer.set_ready(0, [], num_valid=0)
-    assert buffer.num_unready(0) == 1
+    assert buffer.unready_before(1) == [(0, 1)]
 
 
 def test_claims_are_first_in_first_out_and_a_lost_claim_comes_first_again():

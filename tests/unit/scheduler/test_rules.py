@@ -359,6 +359,29 @@ def test_hard_cap_keeps_room_for_groups_that_may_not_wait():
     assert [(c.group, c.staleness) for c in play.said(cmd.TakeGroup)][2:] == [(0, 1), (3, 1)]
 
 
+def test_hard_cap_keeps_room_in_later_steps_for_groups_that_are_due_then():
+    """Groups 0, 1, 2 are of version 0, hence due by step 2. If step 1 took group 3, steps 1 and 2 had no room for both 1 and 2."""
+    play = Play(
+        num_cells=3, slots_per_cell=4, steps=6, groups_per_step=1, executions_per_group=1, steps_per_burst=1, dispatch_depth=2.0,
+        max_staleness=2,
+    )  # fmt: skip
+    play.end_group(0)
+    play.switch()
+    play.finish_step()
+    play.answer(cmd.Publish)
+    play.end_group(3)
+    play.switch()
+    assert [c.group for c in play.said(cmd.TakeGroup)] == [0], "group 3 is ready and has to wait"
+    play.end_group(2)
+    play.switch()
+    play.finish_step()
+    play.answer(cmd.Publish)
+    play.end_group(1)
+    play.switch()
+    play.finish_step()
+    assert [(c.group, c.staleness) for c in play.said(cmd.TakeGroup)] == [(0, 0), (2, 1), (1, 2)]
+
+
 def test_without_a_cap_a_slow_group_may_wait():
     play = Play(**{**SMALL, "steps": 3})
     play.end_group(1, [])
