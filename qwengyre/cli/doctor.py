@@ -43,6 +43,7 @@ def doctor(
     memory_gb_s: Annotated[float, typer.Option(help="With --fit: a device and its own memory.")] = 0.0,
     tflops: Annotated[float, typer.Option(help="With --fit: a device's peak in the dtype that is trained in.")] = 0.0,
     utilization: Annotated[float, typer.Option(help="With --fit: share of the peak that training reaches.")] = 0.4,
+    step_tokens: Annotated[float, typer.Option(help="With --fit: distinct tokens that one step trains, for a plan.")] = 0.0,
     json: JsonTarget = None,
 ) -> None:
     """Check a machine, every node of a cluster, or with --fit a run, before it starts; exit code 2 when something needed is missing."""
@@ -54,7 +55,8 @@ def doctor(
     if fit is not None:
         from qwengyre.doctor.fit import Speeds
 
-        findings = _of_run(fit, overrides or [], device_gb, Speeds(tflops, utilization, memory_gb_s, link_gb_s))
+        speeds = Speeds(tflops, utilization, memory_gb_s, link_gb_s, step_tokens)
+        findings = _of_run(fit, overrides or [], device_gb, speeds)
     else:
         findings = _of_cluster(cluster, shared) if cluster else _of_this_machine()
     if json != STDOUT:

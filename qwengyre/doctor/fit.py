@@ -40,6 +40,8 @@ class Speeds(msgspec.Struct, frozen=True):
     memory_gb_s: float = 0.0
     link_gb_s: float = 0.0
     """Between the core and the reader of a snapshot."""
+    step_tokens: float = 0.0
+    """Distinct tokens that one step trains, as its micro-steps count them: a plan wants to know."""
 
 
 class ModelSizes(msgspec.Struct, frozen=True):
@@ -187,6 +189,7 @@ def fit(model: tuple[ModelSizes, PassSizes], trainer: TrainerConfig, engine: Eng
     made = Fit(sizes, tuple(parts_of(sizes, passes, trainer, engine)), ())
     findings = [_fits(made, role, capacity, trainer) for role in ("engine", "satellite", "core")]
     findings += [*_moves(sizes, trainer, speeds), *_rates(sizes, engine, speeds, trainer)]
+    findings.append(_plan(plan_keys(sizes, trainer, engine, speeds)))
     if trainer.lora.rank:
         told = "counted as whole training: gradients, moments and what crosses a link take less with adapters"
         findings.append(Finding("adapters", "note", told))
@@ -233,6 +236,30 @@ def _moves(sizes: ModelSizes, trainer: TrainerConfig, speeds: Speeds) -> list[Fi
         todo = "" if rate else "give --link-gb-s, as `qwengyre doctor` or `qwengyre bench weights` measures it, to hear how long"
         found.append(Finding(f"switch {what}", "ok" if rate else "note", f"a cell reads {_gb(num_bytes)}{took}", todo))
     return found
+
+
+def plan_keys(sizes: ModelSizes, trainer: TrainerConfig, engine: EngineConfig, speeds: Speeds) -> dict[str, float]:
+    """What a workload of `qwengyre plan` (`sim/workload.py`) says otherwise for this run, as far as the speeds tell; a device is a node."""
+    keys: dict[str, float] = {"cell_nodes": trainer.ranks, "slots_per_node": engine.max_running / trainer.ranks}
+    if speeds.link_gb_s:
+        serves_s = sizes.parameters * PUBLISHED_BYTES / (speeds.link_gb_s * 1e9)
+        joins_s = sizes.parameters * BYTES[trainer.dtype] / (speeds.link_gb_s * 1e9 * trainer.ranks)
+        keys |= {"to_training_s": joins_s, "to_rollout_s": serves_s, "publish_s": serves_s}
+    if speeds.tflops and speeds.step_tokens:
+        seconds = speeds.step_tokens * FLOPS_PER_TRAINED_TOKEN * sizes.met / (speeds.tflops * 1e12 * speeds.utilization)
+        keys["train_node_hours_per_step"] = seconds / 3600
+    return keys
+
+
+def _plan(keys: dict[str, float]) -> Finding:
+    told = " ".join(f"--set {key}={value:.4g}" for key, value in keys.items())
+    lacking = []
+    if "to_training_s" not in keys:
+        lacking.append("--link-gb-s for what switches take")
+    if "train_node_hours_per_step" not in keys:
+        lacking.append("--tflops and --step-tokens for what a step takes")
+    todo = f"give {', and '.join(lacking)}" if lacking else ""
+    return Finding("plan", "note" if lacking else "ok", f"qwengyre plan WORKLOAD {told}", todo)
 
 
 def _rates(sizes: ModelSizes, engine: EngineConfig, speeds: Speeds, trainer: TrainerConfig) -> list[Finding]:

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from qwengyre.core.errors import ConfigError
-from qwengyre.doctor.fit import ModelSizes, PassSizes, Speeds, fit, measure_model, parts_of
+from qwengyre.doctor.fit import ModelSizes, PassSizes, Speeds, fit, measure_model, parts_of, plan_keys
 from qwengyre.engines.config import EngineConfig
+from qwengyre.sim.workload import Workload
 from qwengyre.testing.training import tiny_hybrid, tiny_qwen3, tiny_qwen3_moe
 from qwengyre.trainer.config import TrainerConfig
 
@@ -92,3 +93,18 @@ def test_moves_and_speeds_are_told_when_bandwidths_are():
     assert told["training"].found.startswith("20,833 distinct tokens/s"), "1e15 * 0.5 / (6 * 4e9)"
     assert "decoding" in told and verdicts(TrainerConfig())["speed"].verdict == "note"
     assert torch.cuda.is_available() or verdicts(TrainerConfig())["switch to rollout"].todo
+
+
+def test_what_is_told_of_a_run_is_what_a_plan_takes():
+    """With the arithmetic by hand, and by keys that a workload has."""
+    trainer, engine = TrainerConfig(dtype="float32", ranks=4), EngineConfig(engine="vllm", max_running=32)
+    speeds = Speeds(tflops=100.0, utilization=0.5, link_gb_s=10.0, step_tokens=1e6)
+    keys = plan_keys(SIZES, trainer, engine, speeds)
+    assert keys.keys() <= set(Workload.__struct_fields__)
+    assert (keys["cell_nodes"], keys["slots_per_node"]) == (4, 8.0)
+    assert keys["to_rollout_s"] == keys["publish_s"] == pytest.approx(SIZES.parameters * 4 / 10e9)
+    assert keys["to_training_s"] == pytest.approx(SIZES.parameters * 4 / 40e9)
+    assert keys["train_node_hours_per_step"] == pytest.approx(6e6 * SIZES.met / 50e12 / 3600)
+    told = fit((SIZES, PASSES), trainer, engine, (1e12, speeds)).findings[-1]
+    assert (told.what, told.verdict) == ("plan", "ok") and "--set cell_nodes=4 --set slots_per_node=8" in told.found
+    assert fit((SIZES, PASSES), trainer, engine, (1e12, Speeds())).findings[-1].verdict == "note"
