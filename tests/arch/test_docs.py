@@ -20,6 +20,8 @@ FOREIGN = {
     "ANTHROPIC_": "how names of variables begin",
     "BASH_ENV": "a variable of bash",
     "NODE_OPTIONS": "a variable of Node.js",
+    "my_rewards": "a module of a user's",
+    "my_rewards.py": "the file of it",
     "no_new_privs": "a flag of Linux",
     "ray.cluster_utils": "a module of Ray",
     "tests/score.py": "a file of a task",
