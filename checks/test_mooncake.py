@@ -21,7 +21,7 @@ OWNER = """
 import sys, msgspec, numpy as np
 from qwengyre.transfer.mooncake import MooncakeTransport
 transport = MooncakeTransport()
-sys.stdout.buffer.write(msgspec.json.encode(transport.expose({"x": np.arange(1_000_000)}, version=1, epoch=0)) + b"\\n")
+sys.stdout.buffer.write(msgspec.json.encode(transport.expose({"x": np.arange(1_000_000)}, version=1, incarnation=0)) + b"\\n")
 sys.stdout.flush()
 sys.stdin.read()
 """
@@ -35,9 +35,9 @@ def test_rdma_without_an_hca_refuses_to_start():
 
 def test_memory_that_is_taken_again_is_not_taken_for_what_was_released():
     transport = MooncakeTransport()
-    first = transport.expose({"x": np.arange(5)}, version=1, epoch=0)
+    first = transport.expose({"x": np.arange(5)}, version=1, incarnation=0)
     transport.release(first)
-    others = [transport.expose({"x": np.arange(5)}, version=1, epoch=0) for _ in range(8)]
+    others = [transport.expose({"x": np.arange(5)}, version=1, incarnation=0) for _ in range(8)]
     with pytest.raises(StaleRead):
         transport.read(first)
     np.testing.assert_array_equal(transport.read(others[-1])["x"], np.arange(5))

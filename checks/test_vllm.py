@@ -82,7 +82,7 @@ class Pool:
     def snapshot(self, version: int) -> Exposure:
         if version not in self.published:
             self.published[version] = published(self.model_dir, tiny_parameters(self.model_dir, seed=version))
-        return self.transport.expose(self.published[version], version=version, epoch=1)
+        return self.transport.expose(self.published[version], version=version, incarnation=1)
 
     def close(self) -> None:
         for engine in self.engines:

@@ -65,7 +65,7 @@ def test_a_family_is_served_as_it_computes(family: str, ranks: int, tmp_path: Pa
         plain = EngineConfig(max_context_tokens=contract.MAX_CONTEXT, kv_blocks=64)
         embedded = EmbeddedEngine(tmp_path, transport, plain)
         for version, arrays in enumerate(versions, 1):
-            snapshot = transport.expose(arrays, version=version, epoch=1)
+            snapshot = transport.expose(arrays, version=version, incarnation=1)
             if version == 2:
                 await engine.offload()
                 await engine.restore(snapshot, version)

@@ -192,7 +192,7 @@ def _raw(transports: list[Transport], num_bytes: int) -> float:
     content = {"bytes": np.ones(num_bytes, np.uint8)}
     target = {"bytes": np.ones(num_bytes, np.uint8)}
     began = time.process_time()
-    exposure = transports[0].expose(content, version=0, epoch=0)
+    exposure = transports[0].expose(content, version=0, incarnation=0)
     transports[1].read(exposure, target)
     elapsed = time.process_time() - began
     transports[0].release(exposure)

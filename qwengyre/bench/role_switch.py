@@ -95,7 +95,7 @@ async def switch_cell(model_dir: Path, scratch: Path, kind: str, switches: int, 
     from qwengyre.runtime.cell_client import CellClient
 
     owner = open_bench_transport(kind, PREFIX)
-    weights = owner.expose(read_weights(model_dir), version=1, epoch=0)
+    weights = owner.expose(read_weights(model_dir), version=1, incarnation=0)
     launcher = LocalLauncher(scratch, scratch, DEADLINE_S)
     spec = cell_spec(model_dir, kind, device)
     life = await launcher.launch("cell", spec)

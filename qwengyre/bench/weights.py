@@ -73,8 +73,8 @@ def weights(
     step = BusyStep()
     raw_rates, rates, slowdowns = [], [], []
     with closing(open_bench_transport(transport, PREFIX)) as core:
-        snapshot = core.expose(parameters, version=1, epoch=1)
-        raw = core.expose({"all": np.ones(snapshot.num_bytes, np.uint8)}, version=1, epoch=1)
+        snapshot = core.expose(parameters, version=1, incarnation=1)
+        raw = core.expose({"all": np.ones(snapshot.num_bytes, np.uint8)}, version=1, incarnation=1)
         del parameters
         for _ in range(repeats):
             raw_rates.append(read_by_satellites(raw, transport, satellites, step))
@@ -203,7 +203,7 @@ def read_under_updates(transport: str, num_updates: int, num_readers: int = 2) -
     """Good, stale and torn reads while the owner publishes `num_updates` versions in place, at gaps of up to two reads."""
     owner = open_bench_transport(transport, PREFIX)
     zeros = np.zeros(100_000, np.int64)
-    latest = [owner.expose({"first": zeros, "last": zeros}, version=0, epoch=1)]
+    latest = [owner.expose({"first": zeros, "last": zeros}, version=0, incarnation=1)]
     gaps_s = np.random.default_rng(0).uniform(0, 2 * _read_s(transport, latest[0]), num_updates)
     stop, counts = threading.Event(), np.zeros((num_readers, 3), np.int64)
 

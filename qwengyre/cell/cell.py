@@ -232,7 +232,7 @@ class CellProcess:
 
     def _publish(self, arrays: dict[str, np.ndarray], version: int) -> Exposure:
         """The last two published snapshots stay readable."""
-        self.published.append(self.transport.expose(arrays, version=version, epoch=self.spec.incarnation))
+        self.published.append(self.transport.expose(arrays, version=version, incarnation=self.spec.incarnation))
         while len(self.published) > 2:
             self.transport.release(self.published.pop(0))
         return self.published[-1]

@@ -166,7 +166,7 @@ class TransferError(QwenGyreError):
 
 
 class StaleRead(TransferError):
-    """What was read belongs to another version or epoch, or was released: throw the bytes away."""
+    """What was read belongs to another version or incarnation, or was released: throw the bytes away."""
 
 
 class TrainerError(QwenGyreError):

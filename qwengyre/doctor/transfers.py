@@ -83,7 +83,7 @@ def expose(transport: TransportKind, host: str) -> tuple[Transport, Exposure]:
     made = open_transport(
         TransferConfig(transport=transport, deadline_s=DEADLINE_S), prefix=f"qg-doctor-{os.getpid()}", host=host
     )
-    return made, made.expose({"bytes": _pattern()}, version=1, epoch=0)
+    return made, made.expose({"bytes": _pattern()}, version=1, incarnation=0)
 
 
 def measure(exposure: Exposure, host: str) -> Rate:

@@ -40,8 +40,8 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 TOKENS = "token_ids"
 """Region of exported KV that holds the tokens themselves."""
-KV_EPOCH = 0
-"""Exported KV is never rewritten, so one epoch is enough; its version is that of the weights."""
+KV_INCARNATION = 0
+"""Exported KV is never rewritten, so one incarnation is enough; its version is that of the weights."""
 
 
 class EmbeddedEngine:
@@ -223,7 +223,7 @@ class EmbeddedEngine:
         if not num_tokens:
             return None
         known = np.ascontiguousarray(token_ids[:num_tokens])
-        exposure = self._transport.expose({TOKENS: known} | regions, version=core.version, epoch=KV_EPOCH)
+        exposure = self._transport.expose({TOKENS: known} | regions, version=core.version, incarnation=KV_INCARNATION)
         handle_id = f"{exposure.location}/{next(self._numbers)}"
         self._pinned[handle_id] = exposure, time.monotonic() + self.config.pin_deadline_s
         return KVHandle(handle_id, exposure, num_tokens, self._fingerprint(), core.version)

@@ -28,7 +28,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_PATH: Final = re.compile(r"^(?:/e/(?P<token>[^/]*))?/*(?:(?P<version>v1(?:alpha|beta)?\d*)/)*(?P<rest>[^?]*)$")
+_PATH: Final = re.compile(r"^(?:/e/(?P<secret>[^/]*))?/*(?:(?P<version>v1(?:alpha|beta)?\d*)/)*(?P<rest>[^?]*)$")
 JSON: Final = (b"content-type", b"application/json")
 LARGE_BODY_BYTES: Final = 128 * 1024
 """Takes a tenth of a millisecond to read, which a thread costs, too."""
@@ -53,7 +53,7 @@ class HarnessApp:
         try:
             execution = None
             if scope["method"] != "HEAD" and rest != "api/hello":
-                execution = self._authenticate(headers, parse_qs(query), parts["token"] if parts else None)
+                execution = self._authenticate(headers, parse_qs(query), parts["secret"] if parts else None)
             if execution is None:
                 await _respond(send, 200, b"{}")
             elif place is None:
@@ -124,16 +124,16 @@ class HarnessApp:
         self._gateway.stats.characters_mended += num_mended
         return request
 
-    def _authenticate(self, headers: dict[str, str], query: dict[str, list[str]], token: str | None) -> Execution:
+    def _authenticate(self, headers: dict[str, str], query: dict[str, list[str]], secret: str | None) -> Execution:
         """The execution that this key, or this path, opens. A key of another execution opens nothing."""
         scheme, _, bearer = headers.get("authorization", "").strip().partition(" ")
         key = headers.get("x-api-key") or headers.get("x-goog-api-key") or query.get("key", [""])[0]
         given = key or (bearer.strip() if scheme.lower() == "bearer" else scheme)
         by_key = self._gateway.by_key(given) if given else None
-        if token is None:
+        if secret is None:
             execution = by_key
         else:
-            execution = self._gateway.by_token(token)
+            execution = self._gateway.by_path(secret)
             if given and by_key is not execution:
                 execution = None
         if execution is None:

@@ -232,8 +232,8 @@ class Gateway:
     def by_key(self, key: str) -> Execution | None:
         return self._keys.get(fingerprint(key))
 
-    def by_token(self, token: str) -> Execution | None:
-        return self._keys.get(fingerprint(f"path {token}"))
+    def by_path(self, secret: str) -> Execution | None:
+        return self._keys.get(fingerprint(f"path {secret}"))
 
     # --- servers ---------------------------------------------------------------------------------------------------------
 
@@ -365,7 +365,7 @@ class Gateway:
         self.executions[opened.execution] = execution
         self._closed.pop(opened.execution, None)
         self._keys[fingerprint(keys.key)] = execution
-        self._keys[fingerprint(f"path {keys.token}")] = execution
+        self._keys[fingerprint(f"path {keys.path_secret}")] = execution
         self._see_session(opened.session)
         return session
 
@@ -390,7 +390,7 @@ class Gateway:
 
     def _forget_keys(self, execution: Execution) -> None:
         self._keys.pop(fingerprint(execution.keys.key), None)
-        self._keys.pop(fingerprint(f"path {execution.keys.token}"), None)
+        self._keys.pop(fingerprint(f"path {execution.keys.path_secret}"), None)
 
     def _read_closed(self, execution: ExecutionId) -> CallLog:
         """The last attempt of a closed execution, from the journal."""

@@ -21,12 +21,12 @@ class Keys(msgspec.Struct, frozen=True):
 
     key: str
     """Sent as `Authorization: Bearer` or `x-api-key`."""
-    token: str
-    """In the path: `/e/<token>/v1/...`."""
+    path_secret: str
+    """In the path: `/e/<secret>/v1/...`."""
 
     @property
     def path(self) -> str:
-        return f"/e/{self.token}/v1"
+        return f"/e/{self.path_secret}/v1"
 
 
 def load_secret(file: str | Path) -> bytes:
@@ -56,7 +56,7 @@ def derive(secret: bytes, execution: ExecutionId, attempt: int) -> Keys:
     def derived(purpose: str) -> str:
         return hmac.new(secret, f"{purpose}\0{execution}\0{attempt}".encode(), hashlib.sha256).hexdigest()
 
-    return Keys(key=f"sk-qg-{derived('key')[:48]}", token=derived("path")[:32])
+    return Keys(key=f"sk-qg-{derived('key')[:48]}", path_secret=derived("path")[:32])
 
 
 def fingerprint(key: str) -> bytes:

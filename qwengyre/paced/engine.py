@@ -107,7 +107,7 @@ class PacedEngine:
     async def export_kv(self, token_ids: bytes) -> KVHandle | None:
         self._need_memory()
         tokens_T = np.frombuffer(token_ids, TOKEN)
-        exposure = self._transport.expose({"token_ids": tokens_T}, version=self._version, epoch=0)
+        exposure = self._transport.expose({"token_ids": tokens_T}, version=self._version, incarnation=0)
         handle_id = f"paced/{next(self._numbers)}"
         self._pinned[handle_id] = exposure
         return KVHandle(handle_id, exposure, len(tokens_T), FINGERPRINT, self._version)

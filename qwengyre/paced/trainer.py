@@ -100,7 +100,7 @@ class PacedTrainer:
     def expose(self, version: int, incarnation: int) -> Exposure:
         if self._exposure is not None:
             self._transport.release(self._exposure)
-        self._exposure = self._transport.expose({"weights": self.weights}, version=version, epoch=incarnation)
+        self._exposure = self._transport.expose({"weights": self.weights}, version=version, incarnation=incarnation)
         return self._exposure
 
     def pull(self, snapshot: Exposure) -> None:

@@ -154,7 +154,7 @@ class ScriptedEngine:
         num_tokens = self._match(tokens)
         if not num_tokens or self._transport is None:
             return None
-        exposure = self._transport.expose({"token_ids": tokens[:num_tokens]}, version=self._version, epoch=0)
+        exposure = self._transport.expose({"token_ids": tokens[:num_tokens]}, version=self._version, incarnation=0)
         handle_id = f"scripted/{next(self._numbers)}"
         self._pinned[handle_id] = exposure
         return KVHandle(handle_id, exposure, num_tokens, FINGERPRINT, self._version)

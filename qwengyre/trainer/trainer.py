@@ -137,13 +137,13 @@ class Trainer:
         seconds = time.perf_counter() - started
         return StepStats(self.step, not reason, reason, num_executions, norm, scale, rate, update_norm, seconds)
 
-    def expose(self, version: int, epoch: int = 0) -> Exposure:
+    def expose(self, version: int, incarnation: int = 0) -> Exposure:
         """Core: put the present weights where others read them, under `version`. The same memory every time."""
         arrays = self.flat.arrays()
-        if self.exposure is None or self.exposure.epoch != epoch:
+        if self.exposure is None or self.exposure.incarnation != incarnation:
             if self.exposure is not None:
                 self.transport.release(self.exposure)
-            self.exposure = self.transport.expose(arrays, version=version, epoch=epoch)
+            self.exposure = self.transport.expose(arrays, version=version, incarnation=incarnation)
             return self.exposure
         self.transport.begin_write(self.exposure)
         for name, buffer in self.transport.buffers(self.exposure).items():

@@ -28,7 +28,7 @@ class Exposure(msgspec.Struct, frozen=True):
     """Segment name or address; only the transport reads it."""
     regions: tuple[Region, ...]
     version: int
-    epoch: int
+    incarnation: int
     num_bytes: int
     others: tuple[Exposure, ...] = ()
     """Weights of a cell of several ranks lie in one exposure per rank: this one of rank 0, and those of the others behind it."""
@@ -41,11 +41,11 @@ Pieces = np.ndarray | list[np.ndarray]
 class Transport(Protocol):
     """One per process. Not thread-safe unless the transport says so."""
 
-    def expose(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
+    def expose(self, arrays: Mapping[str, Pieces], *, version: int, incarnation: int) -> Exposure:
         """Allocate memory that others can read, copy `arrays` in and announce it."""
         ...
 
-    def reserve(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
+    def reserve(self, arrays: Mapping[str, Pieces], *, version: int, incarnation: int) -> Exposure:
         """Like `expose`, of the shapes and dtypes alone: fenced until the owner has filled `buffers` and called `republish`."""
         ...
 
@@ -64,7 +64,7 @@ class Transport(Protocol):
     def read(self, exposure: Exposure, into: Mapping[str, Pieces] | None = None) -> dict[str, np.ndarray]:
         """Read all regions, or those named in `into`, without the owner's help; return the arrays, by region: all but those in pieces.
 
-        Raises StaleRead when version or epoch changed before or during the read, or the memory was released;
+        Raises StaleRead when version or incarnation changed before or during the read, or the memory was released;
         TransferError when the owner cannot be reached within the deadline.
         """
         ...

@@ -89,24 +89,24 @@ class MooncakeTransport:
         self._lingering: deque[tuple[float, _Segment]] = deque()
         self._register([self._slab])
 
-    def expose(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
-        exposure = self.reserve(arrays, version=version, epoch=epoch)
+    def expose(self, arrays: Mapping[str, Pieces], *, version: int, incarnation: int) -> Exposure:
+        exposure = self.reserve(arrays, version=version, incarnation=incarnation)
         for name, view in self.buffers(exposure).items():
             copy_pieces(view, arrays[name])
         return self.republish(exposure, version=version)
 
-    def reserve(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
+    def reserve(self, arrays: Mapping[str, Pieces], *, version: int, incarnation: int) -> Exposure:
         self._free_lingering()
         regions, num_bytes = lay_out(arrays)
         memory = np.empty(max(1, num_bytes), np.uint8)
-        fence = Fence(secrets.randbits(63), version=version, epoch=epoch)
+        fence = Fence(secrets.randbits(63), version=version, incarnation=incarnation)
         segment = _Segment(memory, self._take_slot(), fence)
         self._write_header(segment, fence.packed())
         self._register([memory])
         location = str(_Place(self._server, fence.mark, self._slab[segment.slot].ctypes.data, memory.ctypes.data))
         with self._lock:
             self._segments[location] = segment
-        return Exposure("mooncake", location, regions, version, epoch, num_bytes)
+        return Exposure("mooncake", location, regions, version, incarnation, num_bytes)
 
     def buffers(self, exposure: Exposure) -> dict[str, np.ndarray]:
         return views(exposure.regions, self._own(exposure).memory.data)

@@ -35,8 +35,8 @@ MAX_PIECES = 1024
 class _Segment:
     """One segment of this process, as its owner sees it."""
 
-    def __init__(self, path: Path, num_bytes: int, *, version: int, epoch: int):
-        self.path, self.fence = path, Fence(MAGIC, version=version, epoch=epoch)
+    def __init__(self, path: Path, num_bytes: int, *, version: int, incarnation: int):
+        self.path, self.fence = path, Fence(MAGIC, version=version, incarnation=incarnation)
         self.num_bytes = HEADER_BYTES + num_bytes
         self._memory: mmap.mmap | None = None
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -93,8 +93,8 @@ class ShmTransport:
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
-    def expose(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
-        exposure, segment = _make(self._new_name(), arrays, version=version, epoch=epoch)
+    def expose(self, arrays: Mapping[str, Pieces], *, version: int, incarnation: int) -> Exposure:
+        exposure, segment = _make(self._new_name(), arrays, version=version, incarnation=incarnation)
         segment.fill(
             (region.offset, [as_bytes(np.ascontiguousarray(piece)) for piece in pieces_of(arrays[region.name])])
             for region in exposure.regions
@@ -102,8 +102,8 @@ class ShmTransport:
         self._keep(segment)
         return self.republish(exposure, version=version)
 
-    def reserve(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
-        exposure, segment = _make(self._new_name(), arrays, version=version, epoch=epoch)
+    def reserve(self, arrays: Mapping[str, Pieces], *, version: int, incarnation: int) -> Exposure:
+        exposure, segment = _make(self._new_name(), arrays, version=version, incarnation=incarnation)
         segment.allocate()
         self._keep(segment)
         return exposure
@@ -181,10 +181,10 @@ def _is_own(found: os.stat_result) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
 
 
-def _make(name: str, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> tuple[Exposure, _Segment]:
+def _make(name: str, arrays: Mapping[str, Pieces], *, version: int, incarnation: int) -> tuple[Exposure, _Segment]:
     regions, num_bytes = lay_out(arrays)
-    segment = _Segment(SHM_DIR / name, num_bytes, version=version, epoch=epoch)
-    return Exposure("shm", name, regions, version, epoch, num_bytes), segment
+    segment = _Segment(SHM_DIR / name, num_bytes, version=version, incarnation=incarnation)
+    return Exposure("shm", name, regions, version, incarnation, num_bytes), segment
 
 
 @contextmanager

@@ -5,7 +5,7 @@ One-sided from where the reader and the owner stand: the owner's own threads tak
     reader  -> length u32, msgpack Wanted
     server  -> status u8 (OK, or STALE with length u32 and the reason), the bytes of every region in order, status u8
 
-The second status tells whether version, epoch or bytes changed while they were sent. Exposures are named by 128 random
+The second status tells whether version, incarnation or bytes changed while they were sent. Exposures are named by 128 random
 bits, so that only those who were told of one can read it; without `[tls]` the bytes are not encrypted.
 """
 
@@ -45,7 +45,7 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
     """What a reader asks for."""
 
     name: str
-    epoch: int
+    incarnation: int
     version: int
     pieces: list[tuple[int, int]]
     """(offset, bytes)"""
@@ -54,15 +54,15 @@ class ReadRequest(msgspec.Struct, frozen=True, array_like=True):
 class _Segment:
     """Exposed memory with the state that fences readers."""
 
-    def __init__(self, num_bytes: int, *, version: int, epoch: int):
+    def __init__(self, num_bytes: int, *, version: int, incarnation: int):
         self.memory = np.zeros(num_bytes, np.uint8).data
-        self.epoch, self.version, self.sequence, self.is_released = epoch, version, 1, False
+        self.incarnation, self.version, self.sequence, self.is_released = incarnation, version, 1, False
 
     def why_stale(self, wanted: ReadRequest) -> str | None:
         if self.is_released:
             return "was released"
-        if (self.epoch, self.version) != (wanted.epoch, wanted.version):
-            return f"holds version {self.version} of epoch {self.epoch}, not {wanted.version} of {wanted.epoch}"
+        if (self.incarnation, self.version) != (wanted.incarnation, wanted.version):
+            return f"holds version {self.version} of incarnation {self.incarnation}, not {wanted.version} of {wanted.incarnation}"
         return "is being written" if self.sequence % 2 else None
 
 
@@ -89,17 +89,17 @@ class TcpTransport:
         self._address = f"{host}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, name="tcp-transport", daemon=True).start()
 
-    def expose(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
-        exposure = self.reserve(arrays, version=version, epoch=epoch)
+    def expose(self, arrays: Mapping[str, Pieces], *, version: int, incarnation: int) -> Exposure:
+        exposure = self.reserve(arrays, version=version, incarnation=incarnation)
         for name, view in self.buffers(exposure).items():
             copy_pieces(view, arrays[name])
         return self.republish(exposure, version=version)
 
-    def reserve(self, arrays: Mapping[str, Pieces], *, version: int, epoch: int) -> Exposure:
+    def reserve(self, arrays: Mapping[str, Pieces], *, version: int, incarnation: int) -> Exposure:
         regions, num_bytes = lay_out(arrays)
         name = secrets.token_hex(16)
-        self._segments[name] = _Segment(num_bytes, version=version, epoch=epoch)
-        return Exposure("tcp", f"{self._address}/{name}", regions, version, epoch, num_bytes)
+        self._segments[name] = _Segment(num_bytes, version=version, incarnation=incarnation)
+        return Exposure("tcp", f"{self._address}/{name}", regions, version, incarnation, num_bytes)
 
     def buffers(self, exposure: Exposure) -> dict[str, np.ndarray]:
         return views(exposure.regions, self._own(exposure).memory)
@@ -118,7 +118,7 @@ class TcpTransport:
         address, _, name = exposure.location.rpartition("/")
         host, _, port = address.rpartition(":")
         pieces = [(region.offset, region.num_bytes) for region in targets]
-        request = msgspec.msgpack.encode(ReadRequest(name, exposure.epoch, exposure.version, pieces))
+        request = msgspec.msgpack.encode(ReadRequest(name, exposure.incarnation, exposure.version, pieces))
         try:
             with _connect(host, int(port), self._deadline_s, self._tls) as connection:
                 connection.sendall(LENGTH.pack(len(request)) + request)

@@ -96,7 +96,7 @@ class ReaderTree:
 
 
 def hold(transport: Transport, snapshot: Exposure) -> Exposure:
-    """Read a snapshot, of all ranks, into memory of this process that others can read, under the same version and epoch.
+    """Read a snapshot, of all ranks, into memory of this process that others can read, under the same version and incarnation.
 
     Raises StaleRead, TransferError: then nothing is held.
     """
@@ -104,7 +104,7 @@ def hold(transport: Transport, snapshot: Exposure) -> Exposure:
     try:
         for part in (snapshot, *snapshot.others):
             like: dict[str, Pieces] = dict(placeholders(part))
-            held.append(transport.reserve(like, version=part.version, epoch=part.epoch))
+            held.append(transport.reserve(like, version=part.version, incarnation=part.incarnation))
             into: dict[str, Pieces] = dict(transport.buffers(held[-1]))
             transport.read(part, into)
             held[-1] = transport.republish(held[-1], version=part.version)

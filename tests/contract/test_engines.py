@@ -107,7 +107,7 @@ class Bench:
 
     def snapshot(self, version: int) -> Exposure:
         made = moved_parameters if self.kind in FAMILIES else tiny_parameters
-        return self.transport.expose(made(self.model_dir, seed=version), version=version, epoch=1)
+        return self.transport.expose(made(self.model_dir, seed=version), version=version, incarnation=1)
 
     async def close(self) -> None:
         await self._stack.aclose()

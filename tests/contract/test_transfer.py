@@ -26,7 +26,7 @@ from qwengyre.transfer.transports import open_transport
 from qwengyre.transfer.config import TransferConfig
 transport = open_transport(TransferConfig(transport=sys.argv[1]), prefix=sys.argv[2])
 arrays = {"weights": np.arange(300_000, dtype=np.float32), "empty": np.zeros((0, 4), np.float32)}
-sys.stdout.buffer.write(msgspec.json.encode(transport.expose(arrays, version=5, epoch=2)) + b"\\n")
+sys.stdout.buffer.write(msgspec.json.encode(transport.expose(arrays, version=5, incarnation=2)) + b"\\n")
 sys.stdout.flush()
 sys.stdin.read()
 """
@@ -63,7 +63,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 def test_a_view_shows_what_was_exposed_and_outlives_its_release(transport, kind):
-    exposure = transport.expose(arrays(), version=3, epoch=1)
+    exposure = transport.expose(arrays(), version=3, incarnation=1)
     view = transport.view(exposure)
     transport.release(exposure)
     assert (view is not None) == (kind == "shm")
@@ -77,17 +77,17 @@ def test_a_view_shows_what_was_exposed_and_outlives_its_release(transport, kind)
 
 
 def test_a_stale_view_is_refused(transport):
-    exposure = transport.expose(arrays(), version=3, epoch=1)
+    exposure = transport.expose(arrays(), version=3, incarnation=1)
     if transport.view(exposure) is None:
         return
     later = msgspec.structs.replace(exposure.regions[-1], offset=1 << 20)
-    for wrong in ({"version": 4}, {"epoch": 2}, {"regions": (*exposure.regions, later)}):
+    for wrong in ({"version": 4}, {"incarnation": 2}, {"regions": (*exposure.regions, later)}):
         with pytest.raises(StaleRead):
             transport.view(msgspec.structs.replace(exposure, **wrong))
 
 
 def test_what_is_read_is_what_was_exposed(transport):
-    exposure = transport.expose(arrays(), version=3, epoch=1)
+    exposure = transport.expose(arrays(), version=3, incarnation=1)
     read = transport.read(exposure)
     assert list(read) == list(arrays())
     for name, array in arrays().items():
@@ -97,13 +97,13 @@ def test_what_is_read_is_what_was_exposed(transport):
 
 
 def test_an_exposure_survives_the_control_plane(transport):
-    exposure = transport.expose(arrays(), version=3, epoch=1)
+    exposure = transport.expose(arrays(), version=3, incarnation=1)
     told = msgspec.msgpack.decode(msgspec.msgpack.encode(exposure), type=Exposure)
     np.testing.assert_array_equal(transport.read(told)["int"], arrays()["int"])
 
 
 def test_reading_into_some_arrays_touches_those_alone(transport):
-    exposure = transport.expose(arrays(), version=3, epoch=1)
+    exposure = transport.expose(arrays(), version=3, incarnation=1)
     target = np.zeros(7, np.int64)
     assert list(transport.read(exposure, {"int": target})) == ["int"]
     np.testing.assert_array_equal(target, arrays()["int"])
@@ -119,14 +119,16 @@ def test_reading_into_some_arrays_touches_those_alone(transport):
     ],
 )
 def test_a_destination_that_does_not_fit_is_refused(transport, target):
-    exposure = transport.expose(arrays(), version=3, epoch=1)
+    exposure = transport.expose(arrays(), version=3, incarnation=1)
     with pytest.raises(TransferError):
         transport.read(exposure, target)
 
 
 def test_a_region_can_be_gathered_from_pieces_and_scattered_to_others(transport):
     whole = np.arange(3000 * 4, dtype=np.float32).reshape(3000, 4)
-    exposure = transport.expose({"x": [whole[:1], whole[1:1], *np.split(whole[1:], 2999)], "y": np.arange(3)}, version=3, epoch=1)
+    exposure = transport.expose(
+        {"x": [whole[:1], whole[1:1], *np.split(whole[1:], 2999)], "y": np.arange(3)}, version=3, incarnation=1
+    )
     np.testing.assert_array_equal(transport.read(exposure)["x"], whole)
     target = np.zeros((6000, 4), np.float32)
     transport.read(exposure, {"x": [target[2 * row : 2 * row + 1] for row in range(3000)]})
@@ -138,14 +140,14 @@ def test_a_region_can_be_gathered_from_pieces_and_scattered_to_others(transport)
 
 
 def test_another_version_or_epoch_is_stale(transport):
-    exposure = transport.expose(arrays(), version=3, epoch=1)
-    for other in ({"version": 4}, {"epoch": 2}):
+    exposure = transport.expose(arrays(), version=3, incarnation=1)
+    for other in ({"version": 4}, {"incarnation": 2}):
         with pytest.raises(StaleRead):
             transport.read(msgspec.structs.replace(exposure, **other))
 
 
 def test_bytes_change_under_a_new_version_only(transport):
-    exposure = transport.expose({"x": np.zeros(5, np.float32)}, version=1, epoch=1)
+    exposure = transport.expose({"x": np.zeros(5, np.float32)}, version=1, incarnation=1)
     transport.begin_write(exposure)
     with pytest.raises(StaleRead):
         transport.read(exposure)
@@ -157,7 +159,7 @@ def test_bytes_change_under_a_new_version_only(transport):
 
 
 def test_reserved_memory_is_fenced_until_it_is_filled(transport):
-    exposure = transport.reserve(arrays(), version=3, epoch=1)
+    exposure = transport.reserve(arrays(), version=3, incarnation=1)
     with pytest.raises(StaleRead):
         transport.read(exposure)
     for name, buffer in transport.buffers(exposure).items():
@@ -166,7 +168,7 @@ def test_reserved_memory_is_fenced_until_it_is_filled(transport):
 
 
 def test_released_memory_cannot_be_read(transport):
-    exposure = transport.expose(arrays(), version=3, epoch=1)
+    exposure = transport.expose(arrays(), version=3, incarnation=1)
     transport.release(exposure)
     transport.release(exposure)
     with pytest.raises(StaleRead):
@@ -177,12 +179,12 @@ def test_released_memory_cannot_be_read(transport):
 
 def test_who_has_read_serves_it_on_when_the_owner_has_gone_and_of_all_ranks(transport, kind, prefix):
     reader, last = make(kind, prefix), make(kind, prefix)
-    rank = transport.expose({"shard": np.arange(5)}, version=3, epoch=1)
-    exposure = msgspec.structs.replace(transport.expose(arrays(), version=3, epoch=1), others=(rank,))
+    rank = transport.expose({"shard": np.arange(5)}, version=3, incarnation=1)
+    exposure = msgspec.structs.replace(transport.expose(arrays(), version=3, incarnation=1), others=(rank,))
     held = hold(reader, exposure)
     for part in (exposure, rank):
         transport.release(part)
-    assert (held.version, held.epoch, held.regions) == (3, 1, exposure.regions)
+    assert (held.version, held.incarnation, held.regions) == (3, 1, exposure.regions)
     for name, array in last.read(held).items():
         np.testing.assert_array_equal(array, arrays()[name])
     np.testing.assert_array_equal(last.read(held.others[0])["shard"], np.arange(5))
@@ -196,7 +198,7 @@ def test_who_has_read_serves_it_on_when_the_owner_has_gone_and_of_all_ranks(tran
 
 
 def test_only_the_owner_writes(transport, kind, prefix):
-    exposure = transport.expose(arrays(), version=3, epoch=1)
+    exposure = transport.expose(arrays(), version=3, incarnation=1)
     other = make(kind, prefix)
     for forbidden in (other.buffers, other.begin_write):
         with pytest.raises(TransferError):
@@ -208,7 +210,7 @@ def test_only_the_owner_writes(transport, kind, prefix):
 
 def test_no_read_under_concurrent_updates_is_torn(transport, kind, prefix):
     size, num_updates = 60_000, 300
-    latest = [transport.expose({"x": np.zeros(size, np.int64), "y": np.zeros(size, np.int64)}, version=0, epoch=1)]
+    latest = [transport.expose({"x": np.zeros(size, np.int64), "y": np.zeros(size, np.int64)}, version=0, incarnation=1)]
     failures: list[str] = []
     reads = {"good": 0, "stale": 0}
     stop = threading.Event()

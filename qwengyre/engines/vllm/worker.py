@@ -35,7 +35,7 @@ TOKENS = "token_ids"
 """Region of exported KV that holds the tokens themselves."""
 ORDER = "order"
 """Region (B,) int64: which block of the tokens lies where. Blocks are exposed as they lie in the cache, in as few pieces as can be."""
-KV_EPOCH = 0
+KV_INCARNATION = 0
 WeightTransferEngineFactory.register_engine(BACKEND, SnapshotTransfer.__module__, SnapshotTransfer.__name__)
 
 
@@ -96,7 +96,7 @@ class WorkerExtension:
         pieces = runs(lying)
         regions = {layer: _rows(cache, lying, pieces) for layer, cache in connector.caches.items()}
         known: dict[str, Pieces] = {TOKENS: np.ascontiguousarray(wanted[:num_tokens]), ORDER: order}
-        exposure = self.qg_transport.expose(known | regions, version=version, epoch=KV_EPOCH)
+        exposure = self.qg_transport.expose(known | regions, version=version, incarnation=KV_INCARNATION)
         self.qg_exports[handle_id] = exposure
         return Reply(handle=KVHandle(handle_id, exposure, num_tokens, self.qg.fingerprint, version))
 

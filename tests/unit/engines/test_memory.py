@@ -28,7 +28,9 @@ def test_any_blocks_can_be_exposed_and_read_into_any_others(tmp_path: Path, stri
     sent = [*range(40, 50), *generator.permutation(40)[:20].tolist()]
     kept = list(range(3, 3 + stride * (30 - num_more), stride))
     transport = TcpTransport()
-    transport.read(transport.expose(source.regions(sent), version=0, epoch=0), into=destination.regions(kept, num_more=num_more))
+    transport.read(
+        transport.expose(source.regions(sent), version=0, incarnation=0), into=destination.landing(kept, num_more=num_more)
+    )
     transport.close()
     np.testing.assert_array_equal(destination.blocks[:, kept].numpy(), source.blocks[:, sent[: len(kept)]].numpy())
 

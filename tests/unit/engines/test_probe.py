@@ -98,7 +98,7 @@ async def test_an_engine_that_keeps_an_old_matrix_ends(tmp_path: Path, transport
     trainer = Trainer(model_dir, TrainerConfig(), transport)
     old = {name: array.copy() for name, array in trainer.published().items()}
     trainer.flat.weights.mul_(1.05)
-    snapshot = transport.expose(trainer.published(), version=1, epoch=0)
+    snapshot = transport.expose(trainer.published(), version=1, incarnation=0)
     honest = GeneralWeights.load
 
     def forgetful(self: GeneralWeights, parameters: dict[str, np.ndarray]) -> None:

@@ -189,7 +189,7 @@ async def test_no_key_in_journal_or_log(bench, caplog):
 
     keys = await scenario()
     journal = (bench.folder / "gateway.journal").read_bytes()
-    for secret in (keys.key, keys.token):
+    for secret in (keys.key, keys.path_secret):
         assert secret.encode() not in journal
         assert secret not in caplog.text
 

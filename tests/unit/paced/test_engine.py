@@ -150,7 +150,7 @@ class TestMoves:
     async def test_offloaded_it_serves_nothing_and_restored_it_has_the_version(self, engine, prefix):
         made = engine()
         transport = ShmTransport(prefix)
-        snapshot = transport.expose({"weights": np.zeros(4, np.float32)}, version=3, epoch=0)
+        snapshot = transport.expose({"weights": np.zeros(4, np.float32)}, version=3, incarnation=0)
         await made.offload()
         with pytest.raises(EngineUnavailable, match="offloaded"):
             await answer(made, request("e000000-0/c0#0"))

@@ -180,7 +180,7 @@ def test_weights_are_read_over_tls_by_who_has_a_certificate_and_nobody_else():
         owner, reader = TcpTransport(), TcpTransport()
     transports = [owner, reader]
     try:
-        exposed = owner.expose(arrays, version=1, epoch=0)
+        exposed = owner.expose(arrays, version=1, incarnation=0)
         assert np.array_equal(reader.read(exposed)["a"], arrays["a"])
         for config, words in ((OTHER, "not of the CA in tls.ca"), (NONE, "ended after|cannot be read|did not send")):
             with using(config):

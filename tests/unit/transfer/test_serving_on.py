@@ -28,7 +28,7 @@ for line in sys.stdin:
     try:
         if what == "expose":
             weights = np.random.default_rng(0).integers(0, 255, int(told), np.uint8)
-            say(msgspec.json.encode(transport.expose({"weights": weights}, version=4, epoch=1)).decode())
+            say(msgspec.json.encode(transport.expose({"weights": weights}, version=4, incarnation=1)).decode())
         elif what == "hold":
             say(msgspec.json.encode(hold(transport, exposure)).decode())
         elif what == "read":

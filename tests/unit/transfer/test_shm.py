@@ -21,7 +21,7 @@ def segments(prefix: str) -> list[Path]:
 
 def test_release_and_close_leave_no_file(prefix):
     transport = ShmTransport(prefix)
-    first, _second = (transport.expose({"x": np.arange(3)}, version=0, epoch=0) for _ in range(2))
+    first, _second = (transport.expose({"x": np.arange(3)}, version=0, incarnation=0) for _ in range(2))
     assert len(segments(prefix)) == 2
     transport.release(first)
     assert len(segments(prefix)) == 1
@@ -30,9 +30,9 @@ def test_release_and_close_leave_no_file(prefix):
 
 
 def test_cleanup_takes_the_segments_of_one_run_only(prefix):
-    ShmTransport(prefix).expose({"x": np.arange(3)}, version=0, epoch=0)
+    ShmTransport(prefix).expose({"x": np.arange(3)}, version=0, incarnation=0)
     other = ShmTransport(f"{prefix}x")
-    exposure = other.expose({"x": np.arange(3)}, version=0, epoch=0)
+    exposure = other.expose({"x": np.arange(3)}, version=0, incarnation=0)
     assert cleanup(prefix) == 1
     np.testing.assert_array_equal(other.read(exposure)["x"], np.arange(3))
     other.close()
@@ -41,7 +41,7 @@ def test_cleanup_takes_the_segments_of_one_run_only(prefix):
 @pytest.mark.parametrize("size", [0, 8, 40, 64, 70])
 def test_a_file_that_was_cut_is_stale_not_a_crash(prefix, size):
     transport = ShmTransport(prefix)
-    exposure = transport.expose({"x": np.arange(3)}, version=0, epoch=0)
+    exposure = transport.expose({"x": np.arange(3)}, version=0, incarnation=0)
     os.truncate(SHM_DIR / exposure.location, size)
     with pytest.raises(StaleRead):
         ShmTransport(prefix).read(exposure)
@@ -50,13 +50,13 @@ def test_a_file_that_was_cut_is_stale_not_a_crash(prefix, size):
 def test_no_room_is_an_error_that_says_so(prefix):
     transport = ShmTransport(prefix)
     with pytest.raises(TransferError, match="no room"):
-        transport.expose({"x": np.lib.stride_tricks.as_strided(np.zeros(1), (1 << 42,), (0,))}, version=0, epoch=0)
+        transport.expose({"x": np.lib.stride_tricks.as_strided(np.zeros(1), (1 << 42,), (0,))}, version=0, incarnation=0)
     assert segments(prefix) == []
 
 
 def test_a_name_of_another_run_is_stale(prefix):
     transport = ShmTransport(prefix)
-    exposure = transport.expose({"x": np.arange(3)}, version=0, epoch=0)
+    exposure = transport.expose({"x": np.arange(3)}, version=0, incarnation=0)
     with pytest.raises(StaleRead):
         transport.read(msgspec.structs.replace(exposure, location=f"{prefix}-0-0-none"))
     transport.close()
@@ -82,7 +82,7 @@ def test_what_is_not_ours_is_passed_over(prefix, foreign, monkeypatch, tmp_path)
         assert cleanup(prefix) == 0 and os.path.lexists(place)
         monkeypatch.setattr(os, "geteuid", lambda: owner)
         transport = ShmTransport(prefix)
-        exposure = transport.expose({"x": np.arange(3)}, version=0, epoch=0)
+        exposure = transport.expose({"x": np.arange(3)}, version=0, incarnation=0)
         if foreign == "file of another user":
             monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
         for location in (place.name, *([exposure.location] if foreign == "file of another user" else ())):
