@@ -132,8 +132,8 @@ class RunKit:
         """The program, with its output in `output.log`: the kit's run, unless `arguments` resume one."""
         program = [sys.executable, "-c", "from qwengyre.cli.main import main; main()", "train"]
         given = [] if "--resume" in arguments else [str(self.run_file), "--runs-dir", str(self.folder / "runs")]
-        log = open(self.folder / "output.log", "ab")  # noqa: SIM115 (the child writes it)
-        return subprocess.Popen([*program, *given, *arguments], stdout=log, stderr=subprocess.STDOUT)
+        with open(self.folder / "output.log", "ab") as log:  # the child has it, too
+            return subprocess.Popen([*program, *given, *arguments], stdout=log, stderr=subprocess.STDOUT)
 
     def run(self, *arguments: str) -> RunFolder:
         """Start, wait for the end, and give the run's folder."""
