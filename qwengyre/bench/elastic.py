@@ -105,7 +105,7 @@ def elastic(
     require_small(name, work)
     names = [policy.strip() for policy in policies.split(",")]
     if unknown := [policy for policy in names if policy not in POLICY_NAMES]:
-        raise ConfigError(f"{unknown[0]!r} is none of {', '.join(POLICY_NAMES)}", key="--policies")
+        raise ConfigError(f"{unknown[0]!r} is not one of {', '.join(POLICY_NAMES)}", key="--policies")
     settings = PacedSettings(seconds_per_hour, lead_s)
     with tempfile.TemporaryDirectory(prefix="qwengyre-paced-") as temporary:
         folder = keep or Path(temporary)

@@ -164,7 +164,7 @@ async def _compare(folder: Path, name: str, duration_s: float, rounds: int) -> F
     output = byte_tokenizer().encode("ok<|im_end|>").ids
     async with ServedCall(folder, EchoEngine(lambda request: output)) as served:
         keys = [await served.open(f"e{number:06d}-0") for number in range(NUM_NORMAL + 1)]
-        for abuse in (name, ""):  # what an execution may have at once at first is no part of what it costs the others for hours
+        for abuse in (name, ""):  # what an execution may have at once at first is not part of what it costs the others for hours
             await _measured(served, keys, abuse, duration_s)
         beside: tuple[list[float], list[float]] = [], []
         alone: tuple[list[float], list[float]] = [], []

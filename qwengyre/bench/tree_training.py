@@ -69,7 +69,7 @@ def tree_training(
     torch.set_num_threads(1)
     wanted = frozenset(filter(None, methods.split(",")))
     if unknown := wanted - set(METHODS):
-        raise ConfigError(f"{sorted(unknown)[0]!r} is none of {', '.join(METHODS)}", key="--methods")
+        raise ConfigError(f"{sorted(unknown)[0]!r} is not one of {', '.join(METHODS)}", key="--methods")
     found: list[MethodLine] = []
     say(
         f"{'case':36} {'method':15} {'ideal':>6} {'ratio':>6} {'reached':>8} {'cpu s':>7} {'peak MB':>8} {'logp gap':>9} {'grad gap':>9}"

@@ -193,7 +193,7 @@ class CellProcess:
     async def _phase(self, name: str, job: Awaitable[None], phases_s: dict[str, float]) -> None:
         """One phase of a role switch. Raises CellFailed when it fails: this life is between two roles and must end.
 
-        A snapshot that could not be read is no such failure: its TransferError asks for another one, and the phase again.
+        A snapshot that could not be read is not such a failure: its TransferError asks for another one, and the phase again.
         """
         started = time.monotonic()
         try:

@@ -32,10 +32,10 @@ def dashboard(
         typer.Option(help="What others call this machine in their address bar, if not its address or host name."),
     ] = None,
 ) -> None:
-    """Look at runs in the browser while they go on: curves, cells, every execution and what the agent said in it. Ends with Ctrl-C.
+    """Watch runs in the browser: curves, cells, every execution and what the agent said in it. Ends with Ctrl-C.
 
     It reads what runs record and changes nothing. The address that it prints holds a token: other users of this machine, and other pages
-    in your browser, see nothing. Only this machine is answered unless --host says otherwise; what goes over a network is not encrypted, so
+    in your browser, see nothing. It answers only this machine unless --host says otherwise; what goes over a network is not encrypted, so
     prefer `ssh -L 8420:127.0.0.1:8420`.
     """
     if not demo and not runs.is_dir():

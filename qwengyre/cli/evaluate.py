@@ -79,7 +79,7 @@ def evaluate(
 ) -> None:
     """Score a policy on held-out tasks, without training it: a baseline, a checkpoint, or a model that is served elsewhere.
 
-    The run folder is one as of `train`: `inspect`, `export` and `dashboard` read it, `train --resume` goes on with it.
+    The run folder is one as of `train`: `inspect`, `export` and `dashboard` read it, `train --resume` continues it.
     """
     changes = [*(overrides or []), *NO_TRAINING]
     if tasks is not None:

@@ -90,14 +90,16 @@ def export(
     rows = _rows(recorded, settings, rules, j_max)
     wanted = (row for row in rows if min_reward is None or (row.reward is not None and row.reward >= min_reward))
     if (form or FORMATS.get(out.suffix)) is None:
-        raise ConfigError(f"its name tells no format: end it in {' or '.join(FORMATS)}, or give --format", file=str(out))
+        raise ConfigError(
+            f"its name does not say which format: end it in {' or '.join(FORMATS)}, or give --format", file=str(out)
+        )
     if (form or FORMATS[out.suffix]) is Format.PARQUET:
         with replaced(out) as part:
             num_rows = write_parquet(wanted, part)
     else:
         folder = find_tokenizer(recorded, settings, tokenizer)
         if folder is None:
-            raise ConfigError("no tokenizer lies in the run: name the model's folder", key="--tokenizer")
+            raise ConfigError("the run has no tokenizer: name the model's folder", key="--tokenizer")
         chatml = open_chatml(folder, {"name": renderer} if renderer else settings.renderer)
         with replaced(out) as part, open(part, "w", encoding="utf-8") as file:
             num_rows, num_changed = write_chat(wanted, file, chatml)

@@ -47,7 +47,7 @@ def export_model(
 ) -> None:
     """Write a policy of a run as a folder of its own: weights, config, tokenizer, and how it was spoken to (renderer.json).
 
-    Adapters are merged into the weights that they are to.
+    Adapters are merged into the weights that they change.
 
     Steps whose checkpoint is gone (runtime.keep_checkpoints) are taken from the run's snapshots, as far as those were kept.
     """
@@ -55,7 +55,7 @@ def export_model(
     if RecordedConfig(folder.config).table("engine", EngineConfig).engine == "paced":
         raise ConfigError("the engine of this run is paced: it has no weights", file=str(folder.path))
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError("this is there already: name a folder that is not, or an empty one", file=str(out), key="--out")
+        raise ConfigError("this already exists: name a folder that is not, or an empty one", file=str(out), key="--out")
     known = policies(folder)
     if not known:
         raise ConfigError("this run has not saved a policy yet", file=str(folder.path))
@@ -96,7 +96,7 @@ def _write(folder: RunFolder, source: PolicySource, out: Path, *, with_base: boo
         checkpoint.write_model(out.absolute(), source.files, weights)
     except FileNotFoundError as error:
         raise ConfigError(
-            "this is gone: a run that goes on keeps only its newest checkpoints; try again", file=str(error.filename)
+            "this is gone: a run in progress keeps only its newest checkpoints; try again", file=str(error.filename)
         ) from error
     except SafetensorError as error:
         raise ConfigError(f"these weights are damaged: {error}", file=str(source.weights)) from error

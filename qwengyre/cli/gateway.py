@@ -64,7 +64,7 @@ def gateway(
     Prints a base URL and a key for each execution. Stop it with Ctrl-C; started again with the same folder it goes on.
     """
     if not engine.startswith(("http://", "https://")):
-        raise ConfigError(f"{engine!r} is not a URL: it begins with http:// or https://", key="--engine")
+        raise ConfigError(f"{engine!r} is not a URL: expected http:// or https://", key="--engine")
     settings = read_settings(overrides, renderer, max_context_tokens)
     target = Target(url=engine.rstrip("/") + "/", key=api_key, served_as=served_as)
     config = process_config(folder_of(model, say_progress), out, port, settings.gateway)
@@ -129,7 +129,7 @@ def check_stands_alone(gateway: GatewayConfig) -> None:
     """Raises ConfigError for what only the gateways of a run have."""
     if gateway.processes > 1:
         raise ConfigError(
-            "several gateways are those of a run: start this command once for each, with --port and --out",
+            "only a run has several gateways: start this command once for each, with --port and --out",
             key="gateway.processes",
         )
     if gateway.port:

@@ -87,7 +87,7 @@ def init(
     wanted = {RUN_FILE: None, "tasks": starter / "tasks", **({"agent.py": starter / "agent.py"} if harness == OWN else {})}
     for name in wanted:
         if (folder / name).exists():
-            raise ConfigError("this is there already: name another folder, or move it away", file=str(folder / name))
+            raise ConfigError("this already exists: name another folder, or move it away", file=str(folder / name))
     text, notes = _own(folder, model) if harness == OWN else _of_others(folder, harness, model)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RUN_FILE).write_text(text, encoding="utf-8")
@@ -118,7 +118,7 @@ def _write_recipe(name: str, folder: Path) -> None:
         )
     target = folder / recipes[name].name
     if target.exists():
-        raise ConfigError("this is there already: name another folder, or move it away", file=str(target))
+        raise ConfigError("this already exists: name another folder, or move it away", file=str(target))
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(recipes[name], target)
     say(f"wrote {target}\nnext: qwengyre train {target}")

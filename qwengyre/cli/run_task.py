@@ -58,7 +58,7 @@ def run_task(
     ] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="With --run: override a key.")] = None,
     harness: Annotated[str, typer.Option(metavar="COMMAND", help="The harness, such as 'my-agent {instruction}'.")] = "",
-    model: Annotated[Path | None, typer.Option(help="Folder of the model, or of the tokenizer of what --engine serves.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Folder of the model; with --engine, of its tokenizer.")] = None,
     engine: Annotated[str, typer.Option(metavar="URL", help="A completions server, in place of an engine here.")] = "",
     isolation: Annotated[
         str, typer.Option(help="`bwrap`, or `none` for a harness that you trust; the run file's by default.")
@@ -70,7 +70,7 @@ def run_task(
     `qwengyre inspect` and `export` read the folder that it leaves.
     """
     if keep.exists():
-        raise ConfigError("this is there already: name a folder that is not", file=str(keep), key="--keep")
+        raise ConfigError("this already exists: name a folder that is not", file=str(keep), key="--keep")
     if run_file is None and not harness:
         raise ConfigError("name a harness, or a run file that does (--run)", key="--harness")
     trial = _trial(task, run_file, overrides or [], keep)

@@ -43,7 +43,7 @@ class RunRow(msgspec.Struct, frozen=True):
 def runs(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The folder of run folders.")] = Path("runs"),
     prune: Annotated[
-        bool, typer.Option("--prune", help="Say what could go, of runs that are not going on; nothing is removed.")
+        bool, typer.Option("--prune", help="List what could be removed of runs that have ended; remove nothing.")
     ] = False,
     remove: Annotated[bool, typer.Option("--yes", help="With --prune: remove it.")] = False,
     keep: Annotated[int, typer.Option(min=0, help="With --prune: the newest runs, which stay.")] = 5,
@@ -101,7 +101,7 @@ def _prune(found: RunsDir, keep: int, older_than: float, weights_only: bool, rem
             continue
         opened = _opened(found, run.name)
         if opened is None or opened.is_running:
-            say(f"{run.name}: stays, it {'cannot be read' if opened is None else 'is going on'}")
+            say(f"{run.name}: stays, it {'cannot be read' if opened is None else 'is running'}")
             continue
         paths = _weights(opened) if weights_only else [run.path]
         size = size_of(paths)

@@ -65,7 +65,7 @@ def read_seeds(text: str) -> list[int]:
 def read_policies(names: Sequence[str] | None) -> list[str]:
     for name in names or ():
         if name not in POLICY_NAMES:
-            raise ConfigError(f"{name!r} is none of {', '.join(POLICY_NAMES)}", key="--policy")
+            raise ConfigError(f"{name!r} is not one of {', '.join(POLICY_NAMES)}", key="--policy")
     return list(names or POLICY_NAMES)
 
 
@@ -73,7 +73,7 @@ def read_order(name: str) -> OrderName:
     """Raises ConfigError."""
     found: OrderName | None = next((order for order in get_args(OrderName) if order == name), None)
     if found is None:
-        raise ConfigError(f"{name!r} is none of {', '.join(get_args(OrderName))}", key="--order")
+        raise ConfigError(f"{name!r} is not one of {', '.join(get_args(OrderName))}", key="--order")
     return found
 
 

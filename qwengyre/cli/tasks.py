@@ -85,7 +85,7 @@ def import_suite(
         typer.Option("--set", metavar="KEY=VALUE", help="nl2repo: a key of [sandbox], such as sandbox.store=DIR."),
     ] = None,
 ) -> None:
-    """Write tasks of another format as task folders. docs/tasks-and-harnesses.md says what each format is, and a recipe for it.
+    """Write tasks of another format as task folders. docs/tasks-and-harnesses.md describes each format and has a recipe for it.
 
     terminal-bench: folders with task.yaml. swe-rows: rows as SWE-bench has them. nl2repo: test_files of NL2RepoBench. questions: rows with
     question and answer, or a checker.

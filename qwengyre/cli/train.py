@@ -30,7 +30,7 @@ def train(
         Path | None, typer.Argument(metavar="RUN.toml", help="The run file; `qwengyre config explain` lists its keys.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder, after any kind of stop.")
+        Path | None, typer.Option(metavar="RUN", help="Continue the run in this folder, after any kind of stop.")
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. scheduler.steps=20.")
@@ -53,9 +53,7 @@ def train(
         if has_finished(folder) and config.scheduler.steps == load_run(folder.config, before).scheduler.steps:
             from qwengyre.dashboard.report import write_report
 
-            say(
-                f"{folder.path} has finished, there is nothing to go on with; its report: {write_report(folder)}{_further(folder)}"
-            )
+            say(f"{folder.path} has finished, there is nothing to resume; its report: {write_report(folder)}{_further(folder)}")
             return
         run_in(config, folder, is_new=False, begun=begun, changes=changes)
     else:

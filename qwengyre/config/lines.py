@@ -50,7 +50,7 @@ def _parts(dotted: str) -> KeyPath:
 
 
 def _end_of_value(text: str, at: int) -> int:
-    """Index of the newline that ends the value at `at`: behind open brackets and multi-line strings."""
+    """Index of the newline that ends the value at `at`: after open brackets and multi-line strings."""
     depth = 0
     while True:
         newline = text.find("\n", at)

@@ -91,7 +91,7 @@ class ExecutionPage(NamedTuple):
 def find_page(
     entries: Iterable[ExecutionEntry], groups: Mapping[GroupId, GroupEntry], mixed: frozenset[GroupId], query: ExecutionQuery
 ) -> ExecutionPage:
-    """The rows of one page. `mixed`: groups whose rewards are not all equal. A page behind the last is the last one."""
+    """The rows of one page. `mixed`: groups whose rewards are not all equal. A page past the last is the last one."""
     tests = list(_tests(groups, mixed, query))
     found = [entry for entry in entries if all(test(entry) for test in tests)]
     found.sort(key=SORTS[query.sort], reverse=query.down)  # type: ignore[arg-type]

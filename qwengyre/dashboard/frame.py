@@ -33,7 +33,7 @@ def render(template: str, **values: object) -> str:
 
 @cache
 def static_file(name: str) -> str:
-    """Raises KeyError for what is no file of ours."""
+    """Raises KeyError for a name that is not one of our files."""
     if name not in STATIC:
         raise KeyError(name)
     text = files("qwengyre.dashboard").joinpath("static", name).read_text(encoding="utf-8")

@@ -79,7 +79,7 @@ def _walk(folder_fd: int, prefix: PurePosixPath) -> Iterator[KeptFile]:
 
 
 def read_kept(folder: Path, path: str) -> KeptText:
-    """The beginning of a file below `folder`. Raises ConfigError for what is no plain file there, a link on the way included."""
+    """The beginning of a file below `folder`. Raises ConfigError for anything but a plain file there, a link on the way included."""
     parts = PurePosixPath(path).parts
     refused = ConfigError("there is no such file among what was kept", file=path)
     if not parts or PurePosixPath(path).is_absolute() or ".." in parts or "\0" in path:

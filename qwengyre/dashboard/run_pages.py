@@ -149,7 +149,7 @@ def search_page(run: OpenRun, given: Mapping[str, str]) -> str:
         return render("search.html", **frame_of(run, "Search", live=False), text=text, hits=[], share=1.0, is_full=False)
     decode = run.reader.decode if run.reader is not None else None
     if decode is None:
-        raise ConfigError("no tokenizer lies in this run, so its tokens cannot be searched as text", file=run.name)
+        raise ConfigError("this run has no tokenizer, so its tokens cannot be searched as text", file=run.name)
     with run.lock:
         search = run.searches.find(run.folder.gateway_journals, decode, text)
         search.go_on(READING_S)

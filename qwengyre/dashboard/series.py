@@ -104,7 +104,7 @@ def series_of(records: Iterable[MetricRecord], summary: Summary, *, label: str, 
             case RunEnded():
                 ended = record
             case _:
-                ended = None if isinstance(record, RunBegan) else ended  # a resume goes on behind an end
+                ended = None if isinstance(record, RunBegan) else ended  # a resume continues after an end
                 kept[type(record)].append(record)
     return RunSeries(
         label=label,

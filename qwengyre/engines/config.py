@@ -52,7 +52,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     command_deadline_s: float = 120.0
     """Longest wait for the engine's thread to take a command; then EngineUnavailable."""
     pin_deadline_s: float = 60.0
-    """Exported KV that nobody released by then is freed."""
+    """Exported KV that nobody has released after this long is freed."""
 
     def __post_init__(self) -> None:
         if (self.engine == "paced") != bool(self.paced_plan):

@@ -92,7 +92,7 @@ class KVMemory(BlockMemory):
 
 
 def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """Blocks that lie side by side, as (first, one behind the last), in their order.
+    """Blocks that lie side by side, as (first, one after the last), in their order.
 
     >>> runs([3, 4, 5, 9, 8])
     [(3, 6), (9, 10), (8, 9)]
@@ -155,7 +155,7 @@ class PrefixCache:
     def match(self, token_ids: np.ndarray) -> tuple[list[int], int]:
         """Blocks of the longest cached prefix of `token_ids` (int32), and how many of these tokens they hold.
 
-        The last block may hold more tokens, of whoever goes on otherwise: a token's keys and values depend on none behind it.
+        The last block may hold more tokens, of whoever goes on otherwise: a token's keys and values depend on none after it.
         """
         path = list(self._walk(token_ids))
         if path and path[-1][0] in self._leaves:
@@ -232,7 +232,7 @@ class PrefixCache:
             yield child, common
 
     def _make_free(self, num_blocks: int) -> bool:
-        """Give up prefixes until so many blocks are free, or as many as can be; False when none is."""
+        """Give up prefixes until this many blocks are free, or as many as can be; False when none is."""
         while len(self._free) < num_blocks and self._evict():
             pass
         self._free.sort(reverse=True)

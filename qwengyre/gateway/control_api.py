@@ -41,7 +41,7 @@ class OpenedExecution(msgspec.Struct, frozen=True, tag=True):
     key: str
     """For `OPENAI_API_KEY` and the like."""
     path: str
-    """`/e/<secret>/v1`, to be put behind scheme, host and port. Without `/v1` for Anthropic clients."""
+    """`/e/<secret>/v1`, to be put after scheme, host and port. Without `/v1` for Anthropic clients."""
 
 
 class CloseExecution(msgspec.Struct, frozen=True, tag=True):

@@ -1,6 +1,6 @@
 """Turns to tokens and tokens to answers, by the `renderers` package. Legend: `T` tokens.
 
-What was sampled keeps its own tokens: a context that goes on behind an answer is `row of that answer + new tokens`.
+What was sampled keeps its own tokens: a context that continues after an answer is `row of that answer + new tokens`.
 Only where the template cannot go on (it strips old reasoning, say) everything is rendered anew, and counted.
 """
 

@@ -25,7 +25,7 @@ from qwengyre.trajectory.records import BranchCause, CallStarted
 LARGE_CHARS = 4_000
 """A text this long takes a tokenizer 1 or 2 ms, which is all that the streams of others should wait."""
 TURN_CHARS = 64
-"""A turn costs the template as much as so many characters of text cost the tokenizer, at least."""
+"""A turn costs the template as much as this many characters of text cost the tokenizer, at least."""
 NO_TOOLS = digest(b"no tools")
 
 
@@ -207,7 +207,7 @@ class Session:
     def _behind(
         self, answer: Answer, num_turns: int, turns: Sequence[Turn], request: ModelRequest
     ) -> tuple[int, int, np.ndarray, BranchCause, bool]:
-        """A context that goes on behind a recorded answer."""
+        """A context that continues a recorded answer."""
         call = self.calls[answer.call]
         num_answer = answer.num_sampled
         known_T = self.calls.sequence(call.number, call.num_prompt - call.started.first_index + num_answer)

@@ -53,7 +53,7 @@ def parse_reference(text: str) -> Reference:
     >>> parse_reference("python:3.12"), parse_reference("./base.tar"), str(parse_reference("oci:images/a:1"))
     (Reference(place=<ImagePlace.REGISTRY: 'docker'>, name='docker.io/library/python:3.12', tag=''), Reference(place=<ImagePlace.ARCHIVE: 'archive'>, name='./base.tar', tag=''), 'images/a:1')
 
-    Raises ImageError for what is none of these.
+    Raises ImageError for anything else.
     """
     transport, colon, rest = text.partition(":")
     place = TRANSPORTS.get(transport) if colon else None

@@ -5,7 +5,7 @@
 
 The checksum covers the frame's own offset, its length and its payload. So a frame is valid only where it was written:
 bytes of a frame inside another payload, or a shifted block, never pass for a record. The mark lets a reader find the next
-frame behind damage without trying every byte.
+frame after damage without trying every byte.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def frame(payload: bytes, offset: int) -> bytes:
 
 
 def payload_length(prefix: bytes) -> int | None:
-    """How many payload bytes follow this frame prefix; None if it is no prefix."""
+    """How many payload bytes follow this frame prefix; None if it is not a prefix."""
     if len(prefix) < PREFIX_BYTES:
         return None
     mark, length, _ = _PREFIX.unpack_from(prefix)

@@ -35,7 +35,7 @@ class Journal:
     """The one writer of a journal file. Made by `Journal.open`; used from one thread.
 
     A position is the number of bytes up to and including a record: `position` after `append` names that record, and
-    `read(path, types, start=position)` goes on behind it.
+    `read(path, types, start=position)` continues after it.
 
     >>> import tempfile
     >>> class Paid(msgspec.Struct, tag=True):
@@ -159,7 +159,7 @@ class Journal:
         try:
             os.fdatasync(self._fd)
         except OSError as error:
-            # After a failed sync the kernel may have dropped dirty pages: nothing behind it can be promised any more.
+            # After a failed sync the kernel may have dropped dirty pages: nothing after it can be promised any more.
             self._broken = (
                 f"{self.path}: the disk failed to store the journal ({error.strerror}). Check the disk, then resume the run"
             )

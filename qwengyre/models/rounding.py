@@ -52,7 +52,7 @@ def probe_of(model: PreTrainedModel, num_tokens: int = NUM_TOKENS + 1) -> Probe:
     """By the model's own forward, as transformers has it."""
     before = model.config._attn_implementation
     output = model.get_output_embeddings()
-    assert isinstance(output, nn.Linear), "what is none was refused"
+    assert isinstance(output, nn.Linear), "anything else was refused"
     ids = torch.from_numpy(text(output.weight.shape[0])[:num_tokens])
     try:
         model.set_attn_implementation("eager")

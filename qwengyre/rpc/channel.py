@@ -125,7 +125,7 @@ class Channel:
         return None if body is None else Frame(number, bytes(body))
 
     def _decode(self, frame: Frame | Oversized, kinds: tuple[type[msgspec.Struct], ...]) -> msgspec.Struct:
-        """Raises MessageTooLarge, having read past the frame; WireError for what is none of `kinds`."""
+        """Raises MessageTooLarge, having read past the frame; WireError for anything but `kinds`."""
         if isinstance(frame, Oversized):
             for done in range(0, frame.num_bytes, SKIP_BYTES):
                 self._read(min(SKIP_BYTES, frame.num_bytes - done))

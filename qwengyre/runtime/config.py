@@ -27,7 +27,8 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     collective_timeout_s: float = 30.0
     """Longest wait of a member for the others in one collective."""
     heartbeat_s: float = 2.0
-    """How often a cell and the gateway must answer. Three misses in a row, of 5 heartbeats each, and it is lost and started again."""
+    """Seconds between two heartbeats of a cell or the gateway. One that misses three in a row, each after 5 heartbeats, counts as lost
+    and is started again."""
     restart_lost_cells: bool = True
     """Start a lost cell again; it comes back in the rollout role."""
     max_concurrent_harnesses: int = 64

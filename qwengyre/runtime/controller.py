@@ -333,7 +333,7 @@ class Controller:
     # ------------------------------------------------------------------ losses
 
     def _on_cell_lost(self, cell: int) -> None:
-        """`cell` also numbers the standalone engines, behind the cells."""
+        """`cell` also numbers the standalone engines, after the cells."""
         self.observer.say(f"{self.fleet.server(cell)} is lost; its calls go elsewhere, its micro-steps are claimed again")
         if cell not in self._known_lost:
             self._known_lost.add(cell)
@@ -369,7 +369,7 @@ class Controller:
         except NoRoom as error:
             if cell == CORE:
                 raise CellFailed(cell, f"{error} Go on with --resume once there is room") from error
-            self.observer.say(f"{error} The run goes on without it until there is room")
+            self.observer.say(f"{error} The run continues without it until there is room")
             return False
         except ProcessFailed as error:
             log.warning("cell_not_started", extra={"cell": cell, "reason": str(error)})
@@ -390,7 +390,7 @@ class Controller:
             self.post(ev.StandaloneReturned, index=standalone)
 
     async def gateway_restarted(self, gateway: int) -> None:
-        self.observer.say(f"gateway {gateway} is back; clients that were cut off retry and go on")
+        self.observer.say(f"gateway {gateway} is back; clients that were cut off retry and continue")
         await self.fleet.tell_gateway(gateway)
         await self.executions.send_routes_of(gateway)
 

@@ -1,6 +1,6 @@
 """The cells as processes: started, watched, restarted. Says who is lost and who is back; decides nothing.
 
-Standalone engines are processes of the same kind without a trainer, numbered on behind the cells.
+Standalone engines are processes of the same kind without a trainer, numbered after the cells.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GB: Final = 1e9
 NARROW: Final = 4
-"""A clip range that is so many times narrower than the published one clips what the objective is meant to learn from."""
+"""A clip range that is this many times narrower than the published one clips what the objective is meant to learn from."""
 SHORT_ANSWER_TOKENS: Final = 512
 SMALL_MODEL_BYTES: Final = 400_000_000
 """About 100 million parameters in float32: far from the models that the default learning rate is for."""

@@ -47,7 +47,7 @@ class Recovered:
             name: getattr(config, name) for name in ev.CHANGEABLE if getattr(config, name) != getattr(self.configured, name)
         }
         if changes and (reason := self.scheduler.cannot_change(changes)):
-            raise ConfigError(f"this run cannot go on so: {reason}", key=" and ".join(key_of(name) for name in changes))
+            raise ConfigError(f"this run cannot continue like this: {reason}", key=" and ".join(key_of(name) for name in changes))
         return changes
 
     def events_of_the_stop(self) -> list[ev.Event]:

@@ -354,5 +354,5 @@ def latest_checkpoint(folder: Path) -> tuple[int, Path]:
     """Steps done and folder of the newest complete checkpoint. Raises TrainerError when there is none."""
     found = checkpoint.checkpoints(folder)
     if not found:
-        raise TrainerError(f"{folder}: no checkpoint to go on from")
+        raise TrainerError(f"{folder}: no checkpoint to resume from")
     return max(found.items())

@@ -33,9 +33,9 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpus: float = 2.0
     """Processors in use at once. All executions together weigh at most as much as the processes of the run beside them."""
     best_effort: bool = False
-    """Start also where the kernel cannot be made to limit an execution as a whole. Without cgroups, as in many containers, only each process
-    by itself is limited then (its memory without shared memory), the number of processes, and no processor; without file systems of their
-    own, workspaces are looked at every second. Without it such a run does not start."""
+    """Start even where the kernel cannot limit an execution as a whole. Without cgroups, as in many containers, the limits then hold
+    for each process by itself (its memory without shared memory) and for the number of processes; nothing limits the processor.
+    Without file systems of their own, workspaces are checked every second. If this is false, such a run does not start."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -57,7 +57,7 @@ class HarnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Give the instruction on standard input (else it is empty)."""
     env: dict[str, str] = {}
     """More environment variables for the harness. The gateway's address and key (`OPENAI_BASE_URL`, `ANTHROPIC_API_KEY` and their
-    like) are set for each execution: a run does not start with them here."""
+    like) are set for each execution: a run refuses to start if they are set here."""
     isolation: Isolation = "bwrap"
     """`bwrap`: own workspace, the rest hidden or read-only, no network but the gateway. `none`: trusted harnesses only."""
     readable: tuple[str, ...] = ()

@@ -66,7 +66,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.policy not in POLICY_NAMES:
-            raise ValueError(f"policy {self.policy!r} is none of {', '.join(POLICY_NAMES)}")
+            raise ValueError(f"policy {self.policy!r} is not one of {', '.join(POLICY_NAMES)}")
 
     @property
     def variant(self) -> Variant:

@@ -25,14 +25,14 @@ from qwengyre.sim.settings import Pool
 WINDOW_STEPS: Final = 8
 """Steps' worth of groups, the last dispatched, that a plan is made from: an agent's executions change as it learns."""
 HORIZON_STEPS: Final = 24
-"""At most so many steps are simulated: enough that the first burst, which starts from nothing, weighs little."""
+"""At most this many steps are simulated: enough that the first burst, which starts from nothing, weighs little."""
 FEWEST_STEPS_LEFT: Final = 3
 """With fewer left, all groups are dispatched already, so that no plan changes anything."""
 SEEDS: Final = (1, 2)
 """Of the draws from the evidence. Seed 0 would replay the groups in their order, of which there may be few."""
 NEWS: Final = 0.25
 MAX_STEPS_BETWEEN: Final = 4
-"""A plan is made again after a quarter more steps than at the last one, and at most so many steps later: half a window."""
+"""A plan is made again after a quarter more steps than at the last one, and at most this many steps later: half a window."""
 MIN_GAIN: Final = 0.01
 """A plan is adopted if it is faster by this share: less is the noise of two draws."""
 DEPTH_STEPS: Final = (0.0, 0.5, 1.0)

@@ -55,7 +55,7 @@ class Metrics:
 def read_metrics(path: str | Path) -> Iterator[MetricRecord]:
     """Every record of a metrics file in order; none if there is no file yet. A last line without its end is left out.
 
-    Raises JournalCorrupt for a line that is no record.
+    Raises JournalCorrupt for a line that is not a record.
     """
     path = Path(path)
     if not path.exists():
@@ -78,7 +78,7 @@ class MetricsTail:
         self._offset = 0
 
     def refresh(self) -> None:
-        """Raises JournalCorrupt for a line that is no record."""
+        """Raises JournalCorrupt for a line that is not a record."""
         if not self._path.exists():
             return
         with open(self._path, "rb") as file:

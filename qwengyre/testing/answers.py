@@ -65,7 +65,7 @@ _DROPS_TEXT: Final = ("gemma4", "inkling")
 
 
 def random_answer(rnd: random.Random, renderer: str, rendering: Rendering) -> list[int]:
-    """Tokens of one answer: some whole, some cut at any token, some with bytes that are no text."""
+    """Tokens of one answer: some whole, some cut at any token, some with bytes that are not text."""
     form = ANSWER_FORMATS[renderer]
     pieces = "".join(_piece(rnd, renderer, form) for _ in range(rnd.randrange(7)))
     ids = list(rendering.tokenizer.encode(pieces + (form.end if rnd.random() < 0.6 else "")))

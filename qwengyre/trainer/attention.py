@@ -40,7 +40,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, tree: TreePlan, scores: Sc
 
 
 def same_width(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeros behind whichever is narrower, keys or values: the kernels take one width, and zeros change nothing."""
+    """Zeros after whichever is narrower, keys or values: the kernels take one width, and zeros change nothing."""
     missing = key.shape[3] - value.shape[3]
     if missing > 0:
         value = F.pad(value, (0, missing))

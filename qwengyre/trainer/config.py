@@ -62,7 +62,7 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     normalize_advantages: bool | None = None
     """Divide by the standard deviation of the advantages over the whole step. Unset: yes for `reinforce-pp`. Not with a KL term."""
     clip_low: float | None = None
-    """Sequence (GSPO) or token (GRPO, DAPO) importance ratios below 1 - clip_low are clipped when A < 0; 1 is no bound.
+    """Sequence (GSPO) or token (GRPO, DAPO) importance ratios below 1 - clip_low are clipped when A < 0; 1 sets no bound.
 
     Unset: as the objective was published. The 0.005 of `gspo-capped` is for trajectories of many thousand tokens: widen it for short ones.
     """
@@ -89,11 +89,11 @@ class TrainerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ranks: int = 1
     """Processes that a cell trains with; weights, gradients and optimizer state are sharded over them (FSDP2)."""
     expert_parallel: int = 1
-    """Not built: 1 is all there is. Experts are sharded over `ranks` as all layers are."""
+    """Not built: only 1 is accepted. Experts are sharded over `ranks` as all layers are."""
     context_parallel: int = 1
-    """Not built: 1 is all there is. A row is computed by one rank; `chunk_tokens` bounds the memory of long ones."""
+    """Not built: only 1 is accepted. A row is computed by one rank; `chunk_tokens` bounds the memory of long ones."""
     tensor_parallel: int = 1
-    """Not built: 1 is all there is. `ranks` shards each layer and gathers it whole where it computes."""
+    """Not built: only 1 is accepted. `ranks` shards each layer and gathers it whole where it computes."""
     checkpoint_every: int = 1
     """Optimizer steps between checkpoints."""
     device: Literal["auto", "cpu", "cuda"] = "cpu"

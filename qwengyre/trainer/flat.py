@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from qwengyre.models.placement import HOST, place, wide
 
 NUM_COUNTERS = 3
-"""Numbers behind the gradient that are summed with it: trained tokens, trained trajectories, squared advantages."""
+"""Numbers after the gradient that are summed with it: trained tokens, trained trajectories, squared advantages."""
 
 
 class FlatParameters:

@@ -107,7 +107,7 @@ class Trainer:
         return result.stats(part.micro_step, laid, time.perf_counter() - started)
 
     def flat_gradient(self) -> Tensor:
-        """(N + NUM_COUNTERS,): the sums of this step and, behind them, its counters. A view, not a copy."""
+        """(N + NUM_COUNTERS,): the sums of this step and, after them, its counters. A view, not a copy."""
         return self.flat.gradient
 
     def apply(self, num_executions: int, summed: Tensor | None = None) -> StepStats:

@@ -76,7 +76,7 @@ class TreeModel:
         """How often a pass asks its plan, by kind; None: it is not checked."""
         self.form, body, layers, self.limit, _, _ = take_over(model) if followed is None else followed
         output = model.get_output_embeddings()
-        assert isinstance(output, nn.Linear), "what is none was refused"
+        assert isinstance(output, nn.Linear), "anything else was refused"
         self.body, self.output, self.num_layers = _Body(model, body), output, len(layers)
         self.layers, weight = layers, self.output.weight
         self.device, self.sums = weight.device, wide(weight.dtype)

@@ -9,7 +9,7 @@ from qwengyre.core.ids import LocalPath
 
 class TrajectoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     j_max: int = 5
-    """Most trajectories chosen of one execution; 0 is no cap (in the paper 5 trains like no cap)."""
+    """Most trajectories chosen of one execution; 0 sets no cap (in the paper 5 trains like no cap)."""
     divide_by_std: bool | None = None
     """Divide an execution's advantage by the standard deviation of its group's rewards. Unset: as `trainer.objective` was published."""
     keep_zero_advantage: bool = False

@@ -19,7 +19,7 @@ def returned_forks(calls: Calls) -> set[CallId]:
     """The first call of every context whose final text came back to another one as a tool result.
 
     `calls` are in the order in which they reached the gateway. A fork began later than the agent that it reports to: a context
-    from before a compaction, whose text the agent reads again, is no fork of the context after it.
+    from before a compaction, whose text the agent reads again, is not a fork of the context after it.
     """
     order = {call: index for index, call in enumerate(calls)}
     firsts: set[CallId] = set()

@@ -1,7 +1,7 @@
 """The candidates for training: paths from the root to a last trainable token.
 
-A path ends at a trainable token behind which no other trainable token lies, so what follows it (tool results nobody answered, answers
-the client never got) is not computed. Side calls are no candidates, and none of their tokens is trained.
+A path ends at a trainable token after which no other trainable token comes, so what follows it (tool results nobody answered, answers
+the client never got) is not computed. Side calls are not candidates, and none of their tokens is trained.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def _partition(cursors: list[Cursor]) -> list[list[Cursor]]:
 
 
 def _agreement(context: Cursor, sampled: Cursor) -> int:
-    """Tokens of the sampled answer that `context` sends back; 0 if it is no proof that it does."""
+    """Tokens of the sampled answer that `context` sends back; 0 if nothing proves that it does."""
     left = max(0, sampled.strand.masked_from - sampled.offset)
     length = _num_equal([context], sampled, min(left, len(context.strand) - context.offset))
     return length if sampled.strand.call.is_answered or length == left else 0

@@ -20,7 +20,7 @@ def sample_trajectories(
 
     Each time: from the best class of `ROLE_PRIORITY` that still has unmasked trainable tokens, draw a path with probability proportional
     to its unmasked trainable tokens, then mask all of it. Every trainable token is thus trained at most once, and exactly
-    once without a cap. Nodes are counted whole, also the last one of a path: it ends behind its last trainable token.
+    once without a cap. Nodes are counted whole, also the last one of a path: it ends after its last trainable token.
     """
     targets = num_targets(tree, roles)
     paths = candidate_paths(tree, roles)

@@ -31,7 +31,7 @@ class Exposure(msgspec.Struct, frozen=True):
     incarnation: int
     num_bytes: int
     others: tuple[Exposure, ...] = ()
-    """Weights of a cell of several ranks lie in one exposure per rank: this one of rank 0, and those of the others behind it."""
+    """Weights of a cell of several ranks lie in one exposure per rank: this one of rank 0, and those of the others after it."""
 
 
 Pieces = np.ndarray | list[np.ndarray]

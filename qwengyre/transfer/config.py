@@ -19,9 +19,9 @@ class TransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`shm`: shared memory, all cells on one host. `tcp`: a block server in every process. `mooncake`: the Mooncake Transfer
     Engine, of the extra `mooncake`. `auto`: by the launcher, `shm` or `tcp`."""
     host: str = ""
-    """Address that `tcp` and `mooncake` are read at; empty: the cell's own. Other hosts must reach it. It is encrypted with `[tls]`."""
+    """Address at which `tcp` and `mooncake` serve reads; empty: the cell's own. Other hosts must reach it. It is encrypted with `[tls]`."""
     mooncake_trusts_network: bool = False
-    """Mooncake asks nobody who he is and listens on every interface: whoever reaches a node's ports can read and OVERWRITE weights and
+    """Mooncake authenticates nobody and listens on every interface: whoever reaches a node's ports can read and OVERWRITE weights and
     KV. Set it to true if nobody but this run's nodes can reach them; a run with `transport = "mooncake"` does not start otherwise."""
     mooncake_protocol: Literal["tcp", "rdma"] = "tcp"
     """What Mooncake uses. `rdma` needs an HCA on every host and refuses to start without one."""

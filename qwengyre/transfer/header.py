@@ -39,7 +39,7 @@ class Fence:
 
 
 def check_fence(header: bytes, mark: int, exposure: Exposure) -> None:
-    """Raises StaleRead unless the bytes behind `header` are those of `exposure`, and at rest."""
+    """Raises StaleRead unless the bytes after `header` are those of `exposure`, and at rest."""
     if len(header) < HEADER.size:
         raise StaleRead(f"{exposure.location} is being made or was cut")
     found, incarnation, version, sequence, released = HEADER.unpack(header)

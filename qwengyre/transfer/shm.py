@@ -71,7 +71,7 @@ class _Segment:
             raise
 
     def data(self) -> memoryview:
-        """The bytes behind the header, mapped at first use."""
+        """The bytes after the header, mapped at first use."""
         if self._memory is None:
             self._memory = mmap.mmap(self._fd, self.num_bytes)
         return memoryview(self._memory)[HEADER_BYTES:]

@@ -25,7 +25,7 @@ MEASURE_EVERY = 20
 
 
 def make_policy(config: WarmupConfig, seed: int, folder: Path, progress: Callable[[str], None]) -> None:
-    """Train a policy and save it in `folder`. Raises PolicyNotReady if it is no use to start from."""
+    """Train a policy and save it in `folder`. Raises PolicyNotReady if it is not good enough to start from."""
     torch.set_num_threads(config.num_threads)
     transformers.utils.logging.disable_progress_bar()
     progress(f"warm-up: playing {config.num_demonstrations} demonstrations")

@@ -27,7 +27,7 @@ class GeneralMemory(BlockMemory):
 
 
 class StateMemory:
-    """States of running calls, by their slots, and snapshots of states behind them."""
+    """States of running calls, by their slots, and snapshots of states after them."""
 
     def __init__(self, shapes: Shapes, num_slots: int, device: torch.device = HOST):
         self.device = device

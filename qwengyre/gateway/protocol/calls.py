@@ -15,7 +15,7 @@ from qwengyre.gateway.protocol.text import Trimmed
 IsString = Callable[[str, str], bool]
 """Whether a tool declares a parameter as a string: (tool, parameter)."""
 HELD_CHARS = 256
-"""A string that is not closed in its block is no argument. It is told once it has closed, or has grown longer than this: then the
+"""A string that is not closed in its block is not an argument. It is told once it has closed, or has grown longer than this: then the
 harness sees it come, and should it never close, the call is broken."""
 
 

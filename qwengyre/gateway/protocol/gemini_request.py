@@ -318,7 +318,7 @@ def _text(part: Mapping[str, msgspec.Raw], place: str) -> str:
 
 
 def _media_text(part: Mapping[str, Any], place: str) -> str:
-    """The text in place of a part that is none."""
+    """The text in place of a part that has none."""
     kind = next((name for name in ("inlineData", "fileData") if isinstance(part.get(name), dict)), None)
     if kind is None:
         names = [name for name in part if isinstance(PARTS.get(name), RefusedField)] or sorted(part) or ["an empty part"]

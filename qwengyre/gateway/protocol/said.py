@@ -50,7 +50,7 @@ class Said:
         self._add_text(text)
 
     def show(self, block: str) -> None:
-        """What should have been a call and is none: as text, so that the harness can object."""
+        """What should have been a call and is not one: as text, so that the harness can object."""
         self.num_blocks += 1
         self._add_text(f"\n{block}" if self.text else block)
 

@@ -12,7 +12,7 @@ REPLACEMENT: Final = "\ufffd"
 
 
 def mended(body: bytes) -> tuple[bytes, int]:
-    """The JSON with U+FFFD in place of what is no character, and how often.
+    """The JSON with U+FFFD in place of what is not a character, and how often.
 
     >>> mended(rb'{"a": "cut \\ud83d", "b": "\\ud83d\\ude00 \\\\ud83d"}')
     (b'{"a": "cut \\\\ufffd", "b": "\\\\ud83d\\\\ude00 \\\\\\\\ud83d"}', 1)

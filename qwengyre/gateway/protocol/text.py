@@ -22,8 +22,8 @@ CHARACTER_BYTES = 4
 class Detokenizer:
     """Decodes a growing run of tokens; a character that is not whole yet waits for its last bytes.
 
-    Pieces end only behind a whole character, or where none can become whole any more (a policy may write bytes that
-    are no text, for thousands of tokens), so their concatenation is the decoding of the whole run for every tokenizer
+    Pieces end only after a whole character, or where none can become whole any more (a policy may write bytes that
+    are not text, for thousands of tokens), so their concatenation is the decoding of the whole run for every tokenizer
     that decodes bytewise.
     """
 

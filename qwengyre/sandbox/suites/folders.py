@@ -44,7 +44,7 @@ def write_tasks(tasks: Iterable[ImportedTask], target: Path) -> Iterator[Importe
     for task in tasks:
         folder = target / safe_name(task.name)
         if folder.exists():
-            raise ConfigError(f"{task.name} is there already: give another folder, or remove it", file=str(folder))
+            raise ConfigError(f"{task.name} already exists: give another folder, or remove it", file=str(folder))
         temporary = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(temporary, ignore_errors=True)
         try:

@@ -49,7 +49,7 @@ def pull(source: str, target: Path, index: Path | None = None) -> int:
     `source` is a folder, a git address (`ADDRESS#COMMIT`), or NAME or NAME@VERSION in `index`.
     """
     if target.exists():
-        raise ConfigError("is there already: give another folder", file=str(target))
+        raise ConfigError("already exists: give another folder", file=str(target))
     temporary = target.with_name(f".{target.name}.new")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.parent.mkdir(parents=True, exist_ok=True)

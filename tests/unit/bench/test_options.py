@@ -15,9 +15,9 @@ from qwengyre.cli.main import application
         ("kv-move --transport smh", "the transports are shm, tcp, mooncake, not 'smh'"),
         ("role-switch --switches 0", "'--switches': Input should be greater than or equal to 1"),
         ("embedded --kernels c", "'--kernels': Value error, 'c' is not one of 'auto', 'native', 'torch'"),
-        ("elastic --policies elastic,colocat", "error: --policies: 'colocat' is none of elastic, async"),
+        ("elastic --policies elastic,colocat", "error: --policies: 'colocat' is not one of elastic, async"),
         ("tree-training --size small --only nothing", "error: --only: no case has 'nothing' in its name"),
-        ("tree-training --methods chain", "error: --methods: 'chain' is none of flattened, dense, chains"),
+        ("tree-training --methods chain", "error: --methods: 'chain' is not one of flattened, dense, chains"),
         ("launch --isolation docker", "'--isolation': Value error, 'docker' is not one of 'bwrap', 'none'"),
     ],
 )

@@ -153,7 +153,7 @@ def test_what_is_there_is_not_overwritten(run: RunFolder, tmp_path: Path, place:
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).write_text("mine")
     out = tmp_path / place.split("/")[0]
-    assert "--out: this is there already" in export(run.path, "--out", out, code=2)
+    assert "--out: this already exists" in export(run.path, "--out", out, code=2)
     assert (tmp_path / place).read_text() == "mine"
     (tmp_path / "empty").mkdir()
     export(run.path, "--out", tmp_path / "empty")

@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_stays(two: tuple[RunFolder, RunFolder], tmp_path: Pa
         result = call(str(tmp_path), "--prune", "--keep", "0", "--yes")
     finally:
         held.close()
-    assert "is going on" in result.output and [folder.path.exists() for folder in two] == [True, False]
+    assert "is running" in result.output and [folder.path.exists() for folder in two] == [True, False]
 
 
 def test_a_folder_that_is_not_a_run_stays(tmp_path: Path):

@@ -56,7 +56,7 @@ def test_json_alone_on_the_standard_output(capsys: pytest.CaptureFixture[str]):
         ({"workload": "nl122_v9"}, "no such workload"),
         ({"seeds": "0"}, "names no seeds"),
         ({"seeds": "1,x"}, "names no seeds"),
-        ({"policy": ["fast"]}, "'fast' is none of elastic"),
+        ({"policy": ["fast"]}, "'fast' is not one of elastic"),
         ({"override": ["steps"]}, "is not KEY=VALUE"),
         ({"override": ["stepz=3"]}, "is not KEY=VALUE with one of steps"),
         ({"override": ["overall_timeout_h=-1"]}, "must be above zero"),

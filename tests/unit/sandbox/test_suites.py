@@ -189,7 +189,7 @@ def test_what_is_wrong_with_a_row_is_named_with_its_line(tmp_path: Path, read, r
 def test_a_name_that_is_taken_is_refused_and_what_is_there_stays(tmp_path: Path):
     task = ImportedTask("a", "first", {"tests/test.sh": "reward"})
     list(write_tasks([task], tmp_path))
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         list(write_tasks([ImportedTask("../a", "second", {})], tmp_path))
     assert (tmp_path / "a" / "instruction.md").read_text() == "first\n"
 
