@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from qwengyre.gateway.protocol import surrogates
 from qwengyre.testing.asgi_client import begin
 
 PNG = "iVBORw0KGgo="
@@ -140,3 +143,28 @@ async def test_body_that_is_not_json_is_refused_as_before(bench):
         async with bench.http(execution) as http:
             answer = await http.post("/v1/chat/completions", content=b'{"messages": [\xff')
         assert answer.status_code == 400
+
+
+PARTS = [
+    b"a",
+    b"\x8a",
+    b"\xed\xa0\xbd",
+    "\u00e9".encode(),
+    "\U0001f600".encode(),
+    b"\\ud83d",
+    b"\\ude00",
+    b"\\\\",
+    b"\\n",
+    b"\xe2\x82",
+]
+
+
+@given(parts=st.lists(st.sampled_from(PARTS), max_size=14), num_bytes=st.integers(1, 9))
+def test_a_large_body_is_mended_in_pieces_as_in_one(parts, num_bytes):
+    """Of pieces, because whoever mends one has the interpreter for himself; what lies across two of them is read as if it did not."""
+    body = b"".join(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(surrogates, "PIECE_BYTES", 1 << 20)
+        whole = surrogates.mended(body)
+        patch.setattr(surrogates, "PIECE_BYTES", num_bytes)
+        assert surrogates.mended(body) == whole
