@@ -9,9 +9,11 @@ import msgspec
 
 from qwengyre.gateway.protocol.fields import (
     ACCOUNT,
+    ANY_MODEL,
     CACHE,
     SAMPLING,
     TEMPLATE,
+    TEXT_ONLY,
     UNCONSTRAINED,
     Body,
     Field,
@@ -51,7 +53,7 @@ ROLES: Final[dict[str, TurnRole]] = {
 }
 FIELDS: Final[dict[str, Field]] = {
     "messages": Honored(),
-    "model": Honored("echoed; the policy answers to every name"),
+    "model": ANY_MODEL,
     "tools": Honored(),
     "tool_choice": Honored("`auto` and `none`; `required` or a tool's name is ignored: the policy is not constrained"),
     "parallel_tool_calls": Honored("`false`: nothing after the first call counts"),
@@ -68,7 +70,7 @@ FIELDS: Final[dict[str, Field]] = {
     "logprobs": RefusedField("log-probs are recorded, not returned: leave this out", unless=(False,)),
     "top_logprobs": RefusedField("log-probs are recorded, not returned: leave this out", unless=(0,)),
     "modalities": RefusedField("the policy writes text: leave this out", unless=(["text"],)),
-    "audio": RefusedField("the policy writes text: leave this out"),
+    "audio": TEXT_ONLY,
     "moderation": RefusedField("nothing is moderated here: leave this out"),
     "web_search_options": RefusedField("there is no search at the provider: give the policy a tool that searches"),
     "temperature": SAMPLING,

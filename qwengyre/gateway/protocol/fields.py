@@ -51,6 +51,9 @@ SAMPLING = Ignored("the run sets how the policy is sampled, so that log-probs ar
 TEMPLATE = Ignored("the run's chat template sets how the policy thinks and writes")
 ACCOUNT = Ignored("it concerns a provider's bills, records or machines")
 CACHE = Ignored("every prefix is kept while its execution runs, marked or not")
+OF_THE_PROVIDER = RefusedField("only the provider's own tools make it, and there are none here")
+ANY_MODEL = Honored("echoed; the policy answers to every name")
+TEXT_ONLY = RefusedField("the policy writes text: leave this out")
 UNCONSTRAINED = "the policy is not constrained: ask for the format in the prompt and leave this out"
 
 

@@ -12,8 +12,10 @@ import msgspec
 
 from qwengyre.gateway.protocol.fields import (
     ACCOUNT,
+    OF_THE_PROVIDER,
     SAMPLING,
     TEMPLATE,
+    TEXT_ONLY,
     UNCONSTRAINED,
     Body,
     Field,
@@ -43,8 +45,6 @@ from qwengyre.gateway.protocol.request import (
 )
 from qwengyre.trajectory.match import ToolUse, Turn, canonical_json
 
-TEXT_ONLY = RefusedField("the policy writes text: leave this out")
-OF_THE_PROVIDER = RefusedField("only the provider's own tools make it, and there are none here")
 NOT_OFFERED = Ignored("it runs at the provider: the policy is not offered it")
 NOT_MODERATED = Ignored("nothing is moderated here")
 FIELDS: Final[dict[str, Field]] = {

@@ -9,7 +9,9 @@ import msgspec
 
 from qwengyre.gateway.protocol.fields import (
     ACCOUNT,
+    ANY_MODEL,
     CACHE,
+    OF_THE_PROVIDER,
     SAMPLING,
     TEMPLATE,
     UNCONSTRAINED,
@@ -45,10 +47,9 @@ BILLING: Final = "x-anthropic-billing-header:"
 """Claude Code's first system block begins with it: for the server's eyes, different in every session."""
 RESULT_TEXTS: Final = {"text": "text", "tool_reference": "tool_name"}
 """Where a part of a tool result has its text; a tool that is referred to stands in `tools`, so its name is enough."""
-OF_THE_PROVIDER = RefusedField("only the provider's own tools make it, and there are none here")
 FIELDS: Final[dict[str, Field]] = {
     "messages": Honored(),
-    "model": Honored("echoed; the policy answers to every name"),
+    "model": ANY_MODEL,
     "system": Honored("Claude Code's billing block is left out: it is different in every session"),
     "tools": Honored(),
     "tool_choice": Honored(

@@ -12,7 +12,9 @@ import msgspec
 from qwengyre.gateway.protocol.deltas import Block
 from qwengyre.gateway.protocol.fields import (
     ACCOUNT,
+    ANY_MODEL,
     CACHE,
+    OF_THE_PROVIDER,
     SAMPLING,
     TEMPLATE,
     UNCONSTRAINED,
@@ -48,11 +50,10 @@ ROLES: dict[str, TurnRole] = {"system": "system", "developer": "system", "user":
 CALL_TYPES = ("function_call", "custom_tool_call")
 OUTPUT_TYPES = ("function_call_output", "custom_tool_call_output")
 STATELESS = RefusedField("send the whole input; items of earlier answers may stand in it as `item_reference`")
-OF_THE_PROVIDER = RefusedField("only the provider's own tools make it, and there are none here")
 NOT_HERE = Ignored("it runs at the provider, or only the provider knows its schema: the policy is not offered it")
 FIELDS: Final[dict[str, Field]] = {
     "input": Honored(),
-    "model": Honored("echoed; the policy answers to every name"),
+    "model": ANY_MODEL,
     "instructions": Honored(),
     "tools": Honored(),
     "tool_choice": Honored("`auto` and `none`; `required` or a tool's name is ignored: the policy is not constrained"),

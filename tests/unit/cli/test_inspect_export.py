@@ -401,7 +401,7 @@ class TestChat:
         os.close(reader)
 
     def test_a_name_that_tells_no_format_is_refused(self, run, tmp_path):
-        assert "its name tells no format" in refused("export", run, "--out", tmp_path / "x.csv")
+        assert "its name does not say which format" in refused("export", run, "--out", tmp_path / "x.csv")
 
     def test_a_damaged_journal_leaves_the_last_export_as_it_was(self, run, tmp_path):
         out = tmp_path / "x.parquet"
