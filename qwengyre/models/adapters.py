@@ -68,7 +68,7 @@ def find_targets(model: PreTrainedModel, targets: Sequence[str]) -> list[str]:
     head = model.get_output_embeddings()
     linear = [name for name, module in model.named_modules() if type(module) is nn.Linear and module is not head]
     has_fused = any(name.rpartition(".")[0].endswith(".experts") and p.ndim == 3 for name, p in model.named_parameters())
-    without = (OF_EXPERTS if has_fused else frozenset()) | {WITHOUT.get(model.config.model_type)}
+    without = {WITHOUT.get(model.config.model_type), *(OF_EXPERTS if has_fused else ())}
     known = [name for name in linear if name.rpartition(".")[2] not in without]
     short = sorted({name.rpartition(".")[2] for name in known})
     for target in targets:
@@ -88,7 +88,7 @@ def _is_named(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
-def _attach(model: nn.Module, chosen: Sequence[str], adapter: Adapter) -> None:
+def _attach(model: PreTrainedModel, chosen: Sequence[str], adapter: Adapter) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     drawn = torch.Generator().manual_seed(SEED)
@@ -101,9 +101,8 @@ def _attach(model: nn.Module, chosen: Sequence[str], adapter: Adapter) -> None:
         module.__class__ = AdaptedLinear
         module.register_parameter("lora_A", nn.Parameter(first.to(like)))
         module.register_parameter("lora_B", nn.Parameter(like.new_zeros(num_out, adapter.rank)))
-        module.scale = adapter.scale  # type: ignore[assignment]  # it is an AdaptedLinear now
-    embeddings = model.get_input_embeddings()  # type: ignore[operator]  # a PreTrainedModel
-    embeddings.register_forward_hook(_with_gradient)
+        setattr(module, "scale", adapter.scale)  # noqa: B010  a module's own types know parameters only
+    model.get_input_embeddings().register_forward_hook(_with_gradient)
 
 
 def _with_gradient(module: nn.Module, args: tuple[Any, ...], embedded: Tensor) -> None:
