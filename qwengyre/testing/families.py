@@ -83,6 +83,7 @@ def lively(model: PreTrainedModel) -> PreTrainedModel:
     """Weights of a size at which every part counts: matrices at 0.15, vectors moved by a tenth; the same for the same model.
 
     What begins at zero is drawn: several families begin their routers so, and the corrections of routers that a folder keeps untrained.
+    Taps of convolutions stay: at 0.15 a gated delta net's own forward in float32 is 3e-5 away from that in float64, more than tests allow.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, tensor in model.state_dict().items():
@@ -91,7 +92,7 @@ def lively(model: PreTrainedModel) -> PreTrainedModel:
         is_matrix, is_zero = tensor.ndim >= 2, not tensor.any()
         if is_zero or (name in parameters and not is_matrix):
             tensor.add_((0.15 if is_matrix else 0.1) * torch.randn_like(tensor))
-        elif name in parameters and tensor.std() < 0.1:
+        elif name in parameters and "conv" not in name and tensor.std() < 0.1:
             tensor.mul_(0.15 / tensor.std())
     return model
 
