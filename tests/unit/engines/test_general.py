@@ -18,6 +18,7 @@ from qwengyre.engines.general.model import GeneralModel
 from qwengyre.engines.general.trial import try_model
 from qwengyre.engines.model import ModelSpec
 from qwengyre.engines.served import read_served
+from qwengyre.models.placement import HOST
 from qwengyre.testing.engines import write_tiny_qwen3
 from qwengyre.testing.families import tiny_model, write_family
 
@@ -207,7 +208,7 @@ def test_which_implementation_serves_a_folder(tmp_path: Path):
     assert isinstance(served, GeneralModel)
     assert served.fingerprint(16) == read_served(tmp_path / "llama").fingerprint(16) != served.fingerprint(8)
     with pytest.raises(ConfigError, match=r"engine\.kernels"):
-        served.open(EngineConfig(kernels="native"))
+        served.open(EngineConfig(kernels="native"), HOST)
 
 
 def test_a_model_that_serves_otherwise_than_it_computes_is_refused():
