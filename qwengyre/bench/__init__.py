@@ -24,6 +24,10 @@ COMMANDS: Final = {
         "qwengyre.bench.gateway:gateway",
         "Cost of a 700,000-token execution, of 1,000 streams at once, of a small call.",
     ),
+    "gateways": (
+        "qwengyre.bench.gateways:bench_gateways",
+        "CPU of a streamed chunk in a gateway and in a plain pass-through; several gateways against one.",
+    ),
     "journal": ("qwengyre.bench.journal:journal", "Appends, reads and durable records per second of a journal."),
     "launch": ("qwengyre.bench.launch:launch", "CPU time of starting and scoring one execution, cold and warm."),
     "j-max": ("qwengyre.bench.j_max:j_max", "Time and trained tokens by the cap on trajectories, on recorded executions."),

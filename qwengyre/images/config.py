@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import msgspec
 
 from qwengyre.core.ids import LocalPath
+
+MAX_HOSTS: Final = 64
+"""More than a node has use for is a slip of the pen."""
 
 
 class SandboxConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -30,7 +34,13 @@ class SandboxConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     build_options: tuple[str, ...] = ()
     """More options of `podman build`, such as `--network=host`."""
 
+    hosts: int = 0
+    """Processes that run harnesses and score workspaces, on the controller's node: a share of the executions each, and what one of them loses is
+    dispatched again. 0: the controller does it itself."""
+
     def __post_init__(self) -> None:
+        if not 0 <= self.hosts <= MAX_HOSTS:
+            raise ValueError(f"hosts must be from 0 to {MAX_HOSTS}")
         for name in ("max_image_mb", "max_image_files"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
@@ -23,7 +23,7 @@ from qwengyre.hooks.workspace import LeftWorkspace
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.records import CallCounts, ExecutionDone
 from qwengyre.sandbox.harness import ExecutionSpec
-from qwengyre.sandbox.launcher import Launcher, Rewarded
+from qwengyre.sandbox.launcher import Rewarded
 from qwengyre.sandbox.task import Task
 from qwengyre.trajectory.harness_rules import HarnessRules
 from qwengyre.trajectory.process import FinishedExecution, Judgement, process_group
@@ -57,13 +57,21 @@ class ExecutionSettings(msgspec.Struct, frozen=True):
     model: str = "policy"
 
 
+class RunsExecutions(Protocol):
+    """A `Launcher` in this process, or `HarnessHosts`."""
+
+    async def run_execution(
+        self, spec: ExecutionSpec, num_calls: Callable[[], Awaitable[int]], rewarded: Rewarded | None = None
+    ) -> Outcome: ...
+
+
 class Executions:
     """Runs executions, and keeps what finished ones said until their group has been prepared."""
 
     def __init__(
         self,
         gateway: GatewayClient,
-        launcher: Launcher,
+        launcher: RunsExecutions,
         tasks: Mapping[str, Task],
         settings: ExecutionSettings,
         rules: Sequence[HarnessRules],

@@ -57,6 +57,8 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             divides = PUBLISHED[self.trainer.objective].divides_by_std
             trajectory = msgspec.structs.replace(self.trajectory, divide_by_std=divides)
             msgspec.structs.force_setattr(self, "trajectory", trajectory)
+        if self.sandbox.hosts and self.hooks.reward:
+            raise ValueError("hooks.reward reads workspaces in the controller's process: leave out sandbox.hosts")
         if self.runtime.launcher == "ray" and self.transfer.transport == "shm":
             raise ValueError(
                 'transfer.transport "shm" does not reach other hosts: with launcher "ray" use "tcp" or leave it at "auto"'

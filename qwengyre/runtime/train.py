@@ -33,10 +33,11 @@ from qwengyre.rpc import tls
 from qwengyre.runtime.check import check_run
 from qwengyre.runtime.controller import Controller, RunParts, members_of
 from qwengyre.runtime.driver import RunClock
-from qwengyre.runtime.executions import Executions, ExecutionSettings
+from qwengyre.runtime.executions import Executions, ExecutionSettings, RunsExecutions
 from qwengyre.runtime.fleet import Fleet
 from qwengyre.runtime.gateway_client import GatewayClient
 from qwengyre.runtime.gateway_process import GatewayProcess
+from qwengyre.runtime.hosts import HarnessHosts
 from qwengyre.runtime.notes import worth_knowing
 from qwengyre.runtime.observer import Observer
 from qwengyre.runtime.prepare import Prepared, keep_policy, prepare
@@ -46,6 +47,7 @@ from qwengyre.runtime.run_config import RunConfig
 from qwengyre.runtime.steps import Steps
 from qwengyre.runtime.trackers import Trackers
 from qwengyre.sandbox.harness import GatewayAddress
+from qwengyre.sandbox.host_wire import HostSpec
 from qwengyre.sandbox.launcher import Launcher
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
@@ -141,6 +143,7 @@ class Run:
         self.clock = RunClock(self.recovered.at)
         self.secret = secrets.token_bytes(SECRET_BYTES)
         self.segments = segment_prefix(self.shared.path)
+        self._hosts: HarnessHosts | None = None
         self.observer = Observer(config, folder, screen, self.clock.now, self.recovered.tally)
 
     async def run(self) -> None:
@@ -196,15 +199,7 @@ class Run:
         stack.push_async_callback(cells.close)
         fleet = Fleet(self._cell_spec, cells, config.runtime, gateway, config.scheduler.num_cells)
         stack.push_async_callback(fleet.stop)
-        launcher = await stack.enter_async_context(
-            Launcher(
-                config.harness,
-                [GatewayAddress(one.harness_socket, config.gateway.url(one.number, one.port)) for one in gateways],
-                work=private / "work",
-                failed=folder.workspaces,
-                sample=folder.workspaces,
-            )
-        )
+        launcher = await self._open_launcher(private, stack)
         parts = RunParts(
             scheduler=self.recovered.scheduler,
             journal=journal,
@@ -224,6 +219,25 @@ class Run:
         for one in gateways:
             one.on_restarted = partial(self._gateway_restarted, controller, one.number)
         return controller
+
+    async def _open_launcher(self, private: Path, stack: AsyncExitStack) -> RunsExecutions:
+        """What runs harnesses: this process, or hosts of its own."""
+        config, kept, num_hosts = self.config, self.folder.workspaces, self.config.sandbox.hosts
+        gateways = tuple(GatewayAddress(one.harness_socket, config.gateway.url(one.number, one.port)) for one in self._gateways)
+        if not num_hosts:
+            work = private / "work"
+            return await stack.enter_async_context(Launcher(config.harness, gateways, work=work, failed=kept, sample=kept))
+        shares = config.harness.shared_by(num_hosts)
+
+        def make_spec(number: int, incarnation: int) -> HostSpec:
+            name = str(private / f"host-{number}-{incarnation}")
+            return HostSpec(shares, gateways, f"{name}.work", str(kept.absolute()), f"{name}.sock", f"{name}.ready")
+
+        hosts = self._hosts = HarnessHosts(num_hosts, make_spec, private, self.folder.logs, config.runtime)
+        hosts.on_lost = self.observer.say
+        stack.push_async_callback(hosts.stop)
+        await hosts.start()
+        return hosts
 
     async def _gateway_restarted(self, controller: Controller, gateway: int) -> None:
         self.observer.gateway_restarts += 1
@@ -309,7 +323,8 @@ class Run:
     async def _while_gateway_lives(self, work: Coroutine[None, None, None]) -> None:
         """Carry out `work`. Raises what the gateway failed with for good, as soon as it does."""
         working = asyncio.create_task(work, name="work")
-        failing = [asyncio.create_task(one.wait_failed(), name=f"failure of gateway {one.number}") for one in self._gateways]
+        watched = [*self._gateways, *([self._hosts] if self._hosts is not None else ())]
+        failing = [asyncio.create_task(one.wait_failed(), name="failure") for one in watched]
         try:
             done, _ = await asyncio.wait({working, *failing}, return_when=asyncio.FIRST_COMPLETED)
             for task in (*(one for one in failing if one in done), working):

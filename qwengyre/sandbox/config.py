@@ -109,6 +109,11 @@ class HarnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.evaluator_tries < 1 or self.keep_failed < 0 or self.keep_sample_mb < 0:
             raise ValueError("evaluator_tries must be at least 1, keep_failed and keep_sample_mb at least 0")
 
+    def shared_by(self, num: int) -> HarnessConfig:
+        """For each of `num` processes that run harnesses: what they keep together is what one would."""
+        keep_failed, keep_sample_mb = -(-self.keep_failed // num), self.keep_sample_mb // num
+        return msgspec.structs.replace(self, keep_failed=keep_failed, keep_sample_mb=keep_sample_mb)
+
     @property
     def module(self) -> str | None:
         """MODULE of a command `python -m MODULE ...`, else None."""

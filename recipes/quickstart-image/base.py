@@ -4,6 +4,7 @@ With podman it becomes `localhost/qwengyre-quickstart-base`, which the Dockerfil
 is put together here, as the Dockerfile would, into FOLDER/oci. The last line says what `sandbox.image` is to be.
 """
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -20,9 +21,10 @@ LEFT_OUT = ("site-packages", "test", "tests", "idlelib", "tkinter", "ensurepip",
 
 
 def with_python(root: Path) -> None:
-    """The Python that this program runs on, at the same place, and as /usr/bin/python3."""
+    """The Python that this program runs on, at the same place, and as /usr/bin/python3, with what its extension modules are linked with."""
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-    small_root(root, [*PROGRAMS, python])
+    extensions = Path(sysconfig.get_config_var("DESTSHARED")).glob("*.so")
+    small_root(root, [*PROGRAMS, python, *(str(module) for module in extensions)])
     library = sysconfig.get_paths()["stdlib"]
     shutil.copytree(
         library, root / library.lstrip("/"), ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True, dirs_exist_ok=True
@@ -31,9 +33,10 @@ def with_python(root: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    root = folder / "root"
+    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    root = folder / f"root-{recipe}"
     if not (root / "usr/bin/python3").is_symlink():
-        shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         with_python(root)
     podman = shutil.which("podman")
     if podman is None:

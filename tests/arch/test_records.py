@@ -18,6 +18,7 @@ AS_A_WHOLE = {
     "DashboardFigures": "its bench prints it",
     "FairnessFigures": "its bench prints it",
     "GatewayFigures": "its bench prints it",
+    "GatewaysFigures": "its bench prints it",
     "ReadFigures": "its bench prints it",
     "GatewayStats": "the gateway logs it when it stops",
     "Moved": "the gateway logs it",

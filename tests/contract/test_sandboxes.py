@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,12 +15,18 @@ from qwengyre.images.config import SandboxConfig
 from qwengyre.images.image import Image
 from qwengyre.images.store import ImageStore
 from qwengyre.images.wanted import WantedImage
+from qwengyre.rpc.server import RpcServer, Service
+from qwengyre.runtime.hosts import LiveHost
 from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.sandbox.host_process import HarnessHost
+from qwengyre.sandbox.host_wire import HostSpec
+from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.task import Task
 from qwengyre.testing.images import layer_of_folder, small_root, write_oci
 from qwengyre.testing.sandbox_kit import SCORE_HELLO, Kit, processes_with, report, wait_for_the_end_of
 
-KINDS = ("host", "image")
+KINDS = ("host", "image", "remote")
+"""On the programs of this machine, on an image, and on this machine's programs by way of a harness host."""
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +39,26 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
     environment = ["PATH=/usr/bin:/bin", "PYTHONHOME=/opt/other", "OF_IMAGE=1"]
     oci = write_oci(folder / "oci", layers, WorkingDir="/app", Env=environment)
     return ImageStore(SandboxConfig(store=str(folder / "store"))).get(WantedImage(f"oci:{oci}"))
+
+
+class KitOnHost(Kit):
+    """Runs what the tests run through the wire of a harness host, which is in this process."""
+
+    async def with_launcher(self, config: HarnessConfig, use: Callable[[LiveHost], Awaitable[Any]]) -> Any:
+        async def through_wire(launcher: Launcher) -> Any:
+            socket = f"{launcher.gateways[0].socket}.host"
+            harness_host = HarnessHost(launcher)
+            server = RpcServer(None, lambda: Service(harness_host.handlers()))
+            await server.listen(f"unix:{socket}")
+            live = LiveHost("host-0", HostSpec(config, (), "", "", socket, ""))
+            try:
+                return await use(live)
+            finally:
+                live.client.close()
+                await server.close()
+                await harness_host.close()
+
+        return await super().with_launcher(config, through_wire)
 
 
 class Bench:
@@ -55,7 +83,8 @@ class Bench:
 
 @pytest.fixture(params=KINDS)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
-    return Bench(Kit(tmp_path), request.getfixturevalue("image") if request.param == "image" else None)
+    kit = KitOnHost(tmp_path) if request.param == "remote" else Kit(tmp_path)
+    return Bench(kit, request.getfixturevalue("image") if request.param == "image" else None)
 
 
 def test_a_harness_starts_in_its_workspace_with_its_model(bench: Bench):
