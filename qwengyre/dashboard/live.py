@@ -29,7 +29,7 @@ ROLE_STYLE: Final = {
     "lost": ("lost", "#e66767"),
 }
 SPARKS: Final = "▁▂▃▄▅▆▇█"
-NUM_MOMENTS: Final = 600
+NUM_MOMENTS: Final = 600  # more than a terminal is wide
 MIN_CELLS_SHOWN: Final = 4
 LINES_BESIDE_CELLS: Final = 10
 MIN_STRIP: Final = 8

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
 
-DEADLINE_S: Final = 120.0
+DEADLINE_S: Final = 120.0  # the first actor on a node starts a process there
 MAX_SKEW_S: Final = 0.5
 NUM_ASKS: Final = 5
 COMPARED: Final = ("torch", "transformers", "tokenizers", "renderers", "safetensors", "msgspec", "numpy", "ray")

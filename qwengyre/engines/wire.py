@@ -14,7 +14,7 @@ import msgspec
 from qwengyre.engines.api import Capacity, EngineStats, GenerateRequest, KVHandle, TokenChunk
 from qwengyre.rpc.refusal import Refused
 
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 1.0  # half of what `runtime.heartbeat_s` is by default
 
 
 class StartCall(msgspec.Struct, frozen=True, tag=True):

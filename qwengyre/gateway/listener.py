@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from qwengyre.core.errors import ConfigError
 from qwengyre.gateway.config import GatewayConfig
 
-MAX_HEAD_BYTES = 128 * 1024
+MAX_HEAD_BYTES = 128 * 1024  # far above what clients send; a head is held in memory whole
 HEAD_DEADLINE_S = 60.0
 """Longest time between the first and the last byte of a request's head; then the connection is closed."""
 IDLE_DEADLINE_S = 600

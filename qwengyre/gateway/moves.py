@@ -21,11 +21,11 @@ from qwengyre.gateway.control_api import MoveCalls, Moved
 from qwengyre.gateway.gateway import Execution, Gateway
 
 log = logging.getLogger(__name__)
-ABORT_AGAIN_S = 2.0
+ABORT_AGAIN_S = 2.0  # what still runs then is aborted once more
 STOP_DEADLINE_S = 30.0
 MAX_CONTEXTS = 8
 """Contexts of one execution whose KV is moved, the latest first."""
-CONCURRENT_TRANSFERS = 4
+CONCURRENT_TRANSFERS = 4  # exports and reads overlap, and all share one link
 
 
 class _Count:

@@ -37,7 +37,7 @@ TAIL_TOKENS = 4096
 
 PARSED_TAIL_TOKENS = 128
 """How much of a prompt tells in which channel the answer begins: more than any generation prompt has."""
-KEPT_TOOL_LISTS = 256
+KEPT_TOOL_LISTS = 256  # a cache: the oldest goes first
 END_TOKENS = 64
 """How far from the end of an answer the end of its last tool call is looked for."""
 

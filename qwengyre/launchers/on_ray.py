@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 END_DEADLINE_S = 20.0
-CONNECT_S = 5.0
+CONNECT_S = 5.0  # one TCP connection inside a cluster
 NUM_WAITERS = 64
 """Ray's own calls block: each waits in a thread."""
 Result = TypeVar("Result")

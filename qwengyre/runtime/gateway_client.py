@@ -31,7 +31,7 @@ from qwengyre.rpc.server import Done
 
 Reply = TypeVar("Reply", bound=msgspec.Struct)
 Value = TypeVar("Value")
-ASK_AGAIN_S = 0.1
+ASK_AGAIN_S = 0.1  # a new gateway is up within seconds
 
 
 def gateway_of(execution: ExecutionId, num_gateways: int) -> int:

@@ -20,7 +20,7 @@ from qwengyre.runtime.give_up import Losses
 from qwengyre.telemetry.folder import part_name
 
 log = logging.getLogger(__name__)
-LAST_LIFE_S = 15.0
+LAST_LIFE_S = 15.0  # it ends a moment after its controller; this covers a machine under load
 
 
 class GatewayProcess:

@@ -17,8 +17,8 @@ KEYS: Final = {
 """Ends that say that something is set up wrongly, and where to look. A crash or a timeout of a harness is data, not a mistake."""
 
 
-MAX_LOSSES: Final = 5
-LOSSES_WITHIN_S: Final = 300.0
+MAX_LOSSES: Final = 5  # what is broken fails at every start
+LOSSES_WITHIN_S: Final = 300.0  # five starts of a minute each
 
 
 class Losses:

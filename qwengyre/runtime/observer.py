@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 GB = 1e9
 POLL_S = 2.0
-DRAW_S = 0.5
+DRAW_S = 0.5  # twice a second is enough for a person
 
 
 class Observer:

@@ -32,8 +32,8 @@ from qwengyre.sandbox.spawner import run_from_memory
 
 log = logging.getLogger(__name__)
 
-PRELOAD_TIMEOUT_S: Final = 120.0
-HOLDER_TIMEOUT_S: Final = 60.0
+PRELOAD_TIMEOUT_S: Final = 120.0  # the modules may import torch from a cold disk
+HOLDER_TIMEOUT_S: Final = 60.0  # a moment each, but many sandboxes may be made at once
 HOLDER: Final = ("/bin/bash", "--noprofile", "--norc", "-c")
 """Process 1 of a warm sandbox: says that the sandbox is made, holds it until its input closes, and reaps orphans."""
 EXIT_AFTER_KILL: Final = 137

@@ -20,7 +20,7 @@ COSTS_EVERY_S: Final = 30.0
 """Costs are added up over the whole journal: of many short steps only some get theirs."""
 MAX_POINTS: Final = 500
 """Sent at once: one request of a tracker that has missed an hour stays small."""
-FIRST_PAUSE_S: Final = 5.0
+FIRST_PAUSE_S: Final = 5.0  # doubled at each refusal
 LONGEST_PAUSE_S: Final = 120.0
 """Between tries of a tracker that refuses: doubled each time, up to this."""
 

@@ -30,7 +30,7 @@ from qwengyre.transfer.layout import copy_pieces, destinations, lay_out, pieces_
 HCA_DIR: Final = Path("/sys/class/infiniband")
 NUM_SLOTS: Final = 4096
 """Exposures and reads that one process may have at once."""
-LINGER_S: Final = 10.0
+LINGER_S: Final = 10.0  # more than three times PROGRESS_TIMEOUT_S
 PROGRESS_TIMEOUT_S: Final = 3
 """Mooncake gives up a TCP transfer that does not move for so long."""
 SETTINGS: Final = {

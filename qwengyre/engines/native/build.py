@@ -19,7 +19,7 @@ SOURCE = Path(__file__).with_name("qwen3.c")
 MARCH = "QWENGYRE_MARCH"
 """Environment variable: what the compiler's -march is given. Unset, it is `native`: the binary is for this processor alone."""
 FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC")
-BUILD_DEADLINE_S = 120
+BUILD_DEADLINE_S = 120  # one file: a compiler that takes longer hangs
 
 
 @cache

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 EXTRA = "qwengyre"
 """Key of `SamplingParams.extra_args` that holds (seed, index of the first token, temperature)."""
-MAX_KNOWN_DRAWS = 4096
+MAX_KNOWN_DRAWS = 4096  # a cache: the oldest block goes first
 
 
 class KeyedSampler(Sampler):

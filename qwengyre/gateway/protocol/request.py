@@ -23,7 +23,7 @@ from qwengyre.trajectory.match import DIGEST_BYTES, KeyedTurn, ToolUse, Turn, di
 T = TypeVar("T")
 _ESCAPE = re.compile(r"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?\\u[0-9a-fA-F]{4}|\\.", re.DOTALL)
 """A letter that JSON spells by its number, as a pair where it takes two, or what a backslash keeps from being one."""
-MAX_STOPS = 16
+MAX_STOPS = 16  # four times what OpenAI takes
 MAX_STOP_CHARS = 4096
 """Of all of them together: they are recorded with every call, and looked for in every piece of its answer."""
 MAX_CACHED_BYTES = 48 * 1024 * 1024
