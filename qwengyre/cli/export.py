@@ -30,7 +30,7 @@ from qwengyre.trajectory.roles import assign_roles
 from qwengyre.trajectory.sampling import chosen_trajectories, sample_trajectories
 from qwengyre.trajectory.tree import TrajectoryTree
 
-ROWS_PER_WRITE = 64
+ROWS_PER_WRITE = 64  # bounds memory: one row may hold a whole path
 
 
 class Format(Enum):

@@ -30,7 +30,7 @@ from qwengyre.trajectory.harness_rules import HarnessRules
 from qwengyre.trajectory.roles import assign_roles, detect_harness
 from qwengyre.trajectory.tree import TrajectoryTree
 
-PIPE_WIDTH: Final = 240
+PIPE_WIDTH: Final = 240  # wide enough that no column is cut in a file
 _ORIGIN_STYLE = {"context": "bright_black", "trained": "green", "masked": "dark_orange"}
 
 

@@ -34,7 +34,7 @@ from qwengyre.trajectory.records import Opened
 
 SERVER = ServerId("engine")
 NAME = ExecutionId("execution")
-LOOK_EVERY_S = 0.2
+LOOK_EVERY_S = 0.2  # a person watches
 
 
 class Trial(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from qwengyre.trajectory.calls import RecordedCall
 from qwengyre.trajectory.records import CallEnd, CallFinished, CallRecord, TokensRouted, TokensSampled
 
 log = logging.getLogger(__name__)
-RETRY_SAME_SERVER_S = 1.0
+RETRY_SAME_SERVER_S = 1.0  # a server that just refused is asked again at most this often, unless the route changes sooner
 
 
 class CallState(Enum):

@@ -13,7 +13,7 @@ from qwengyre.trajectory.harness_rules import BUILTIN, HarnessRules, RequestText
 from qwengyre.trajectory.match import Turn
 from qwengyre.trajectory.records import RoleHints
 
-MAX_FOUND = 4096
+MAX_FOUND = 4096  # a cache: started anew when it is full
 MIN_QUOTE_CHARS = 40
 """Shorter answers ("done") stand in fresh contexts by accident."""
 MAX_RETURN_CHARS, MAX_RETURNED = 1 << 16, 128

@@ -24,7 +24,7 @@ HEAD_DEADLINE_S = 60.0
 """Longest time between the first and the last byte of a request's head; then the connection is closed."""
 IDLE_DEADLINE_S = 600
 """Longest time of a connection without a request, before the first one and between two: clients connect early, and keep connections."""
-BACKLOG = 4096
+BACKLOG = 4096  # connections that wait to be accepted: hundreds of harnesses may call in one moment
 
 
 class PatientProtocol(H11Protocol):

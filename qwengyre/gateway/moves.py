@@ -22,7 +22,7 @@ from qwengyre.gateway.gateway import Execution, Gateway
 
 log = logging.getLogger(__name__)
 ABORT_AGAIN_S = 2.0  # what still runs then is aborted once more
-STOP_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 30.0  # at most, and never more than half of what the whole move may take
 MAX_CONTEXTS = 8
 """Contexts of one execution whose KV is moved, the latest first."""
 CONCURRENT_TRANSFERS = 4  # exports and reads overlap, and all share one link

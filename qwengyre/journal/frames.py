@@ -16,7 +16,7 @@ from zlib import crc32
 
 HEADER: Final = b"QWENGYREJOURNAL\x01"
 MARK: Final = b"\xf7QG\xa6"
-MAX_PAYLOAD_BYTES: Final = 1 << 30
+MAX_PAYLOAD_BYTES: Final = 1 << 30  # a longer length can only be damage
 
 _PREFIX: Final = Struct("<4sII")
 _PLACE: Final = Struct("<QI")

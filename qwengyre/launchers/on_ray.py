@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
 
 log = logging.getLogger(__name__)
-END_DEADLINE_S = 20.0
+END_DEADLINE_S = 20.0  # to stop an actor in an orderly way; then it is killed
 CONNECT_S = 5.0  # one TCP connection inside a cluster
 NUM_WAITERS = 64
 """Ray's own calls block: each waits in a thread."""

@@ -19,7 +19,7 @@ from qwengyre.rpc.hello import MAX_HELLO_BYTES, NONCE_BYTES, ClientHello, Server
 from qwengyre.rpc.refusal import Refused, describe, rebuild
 from qwengyre.rpc.server import decoder
 
-SKIP_BYTES: Final = 1 << 20
+SKIP_BYTES: Final = 1 << 20  # what is thrown away is read in pieces, so that it needs no memory
 NUMBER: Final = 1
 """Of every request and reply: one at a time needs no numbers."""
 Request = TypeVar("Request", bound=msgspec.Struct)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from qwengyre.sim.tuning import Replanned
 
 GB = 1e9
-POLL_S = 2.0
+POLL_S = 2.0  # metrics and the report need no finer grain, and each poll asks every gateway
 DRAW_S = 0.5  # twice a second is enough for a person
 
 

@@ -29,9 +29,9 @@ from qwengyre.transfer.api import Exposure
 from qwengyre.transfer.tree import ReaderTree
 
 log = logging.getLogger(__name__)
-REDUCE_TRIES = 3
-READ_AGAIN_S = 0.2
-COMPUTE_TRIES = 3
+REDUCE_TRIES = 3  # a broken connection is built again; what breaks three times is not one
+READ_AGAIN_S = 0.2  # between tries of a read that may last minutes
+COMPUTE_TRIES = 3  # a micro-step that takes three cells down is the cause, not the cells
 
 
 class Steps:

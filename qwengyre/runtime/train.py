@@ -64,7 +64,7 @@ from qwengyre.transfer.config import TransferConfig
 from qwengyre.transfer.shm import cleanup
 
 log = logging.getLogger(__name__)
-AUDIT_BATCH = 64
+AUDIT_BATCH = 64  # micro-steps of one request: bounds the size of a message
 SEGMENTS: Final = re.compile(r"qwengyre-[0-9a-f]{16}")
 SECRET_BYTES = 32
 

@@ -12,7 +12,7 @@ from qwengyre.sandbox.config import LimitsConfig
 from qwengyre.sandbox.disk_threads import DiskThreads
 from qwengyre.sandbox.spaces import Space
 
-PERIOD_S: Final = 1.0
+PERIOD_S: Final = 1.0  # what one second can write is what a limit on disk may be passed by
 MAX_SHARE: Final = 0.1
 """Of its time, at most, that one folder is looked at: one that takes long is looked at less often."""
 MAX_DISTURBED: Final = 5

@@ -21,7 +21,7 @@ from qwengyre.sandbox.host import SandboxHost, is_own_python
 from qwengyre.sandbox.on_image import image_has, loader_of
 from qwengyre.sandbox.process import Program
 
-PROBE_TIMEOUT_S: Final = 60.0
+PROBE_TIMEOUT_S: Final = 60.0  # it prints one line; the rest is for an image on a cold disk
 NOT_FOUND, NO_INTERPRETER, NO_FILE = 3, 4, 5
 PROBE: Final = f"""printf ready
 program=$(command -v -- "$1") || exit {NOT_FOUND}

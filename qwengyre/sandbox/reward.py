@@ -11,7 +11,7 @@ import msgspec
 
 from qwengyre.core.errors import EvaluatorFailed
 
-MAX_REWARD_BYTES = 64 * 1024
+MAX_REWARD_BYTES = 64 * 1024  # a number takes a few bytes, and reward.json some more
 
 
 def read_reward(folder: Path, low: float = 0.0, high: float = 1.0) -> float:

@@ -9,7 +9,7 @@ import msgspec
 
 from qwengyre.telemetry.records import CellRole
 
-NUM_STEPS_AVERAGED: Final = 8
+NUM_STEPS_AVERAGED: Final = 8  # smooths bursts, and still follows a change of pace
 
 
 class CellView(msgspec.Struct, frozen=True):

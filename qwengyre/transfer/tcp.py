@@ -32,7 +32,7 @@ from qwengyre.transfer.layout import as_bytes, copy_pieces, destinations, lay_ou
 log = logging.getLogger(__name__)
 OK, STALE = b"\0", b"\1"
 LENGTH = struct.Struct("<I")
-MAX_REQUEST_BYTES = 1 << 20
+MAX_REQUEST_BYTES = 1 << 20  # tens of thousands of pieces fit
 MAX_READERS = 64
 """Reads that are served at once; others wait their turn."""
 MAX_SILENT = 128

@@ -18,7 +18,7 @@ from qwengyre.engines.vllm.sampling import probe_params
 from qwengyre.rpc.refusal import rebuild
 
 Answer = TypeVar("Answer")
-SHUTDOWN_DEADLINE_S = 5.0
+SHUTDOWN_DEADLINE_S = 5.0  # then vLLM kills its own processes
 
 
 class VLLMProcess:

@@ -17,7 +17,7 @@ import msgspec
 from qwengyre.core.errors import ConfigError
 from qwengyre.sandbox.suites.folders import safe_name
 
-GIT_TIMEOUT_S: Final = 1800.0
+GIT_TIMEOUT_S: Final = 1800.0  # a large repository over a slow line
 ADDRESS: Final = re.compile(r"(?:https?|ssh|git|file)://\S+|[\w.-]+@[\w.-]+:\S+")
 COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
 NEEDS_INDEX: Final = (
