@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from qwengyre.core.errors import ConfigError, ModelRefused, UnsupportedModel
 from qwengyre.models.adapter_record import Adapter, adapter_in
+from qwengyre.models.follow import sentence
 from qwengyre.models.shrink import small_model
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ WITHOUT: Final = dict.fromkeys(("falcon_h1", "falcon_mamba", "mamba", "mamba2", 
 OF_EXPERTS: Final = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 """Where a model's experts lie in one array, PEFT 0.21 takes layers of these names for them, also dense ones and shared experts."""
 FEW_TOKENS: Final = 12
+TRIES: Final = 3
+"""With other weights each: an expert that is chosen by a hair may be another one when sums are rounded otherwise."""
 ROUNDINGS: Final = 256
 """Differences that rounding may make to logits, in units of eps for each of the largest: adapted and merged weights add up in another
 order. Of families that are right less than 20 was seen; an adapter that a layer passes over moves logits by a tenth of themselves."""
@@ -58,8 +61,7 @@ def adapt(model: PreTrainedModel, adapter: Adapter, targets: Sequence[str] = ())
     one that there is not, UnsupportedModel for a family that an adapter would train otherwise than it is merged.
     """
     chosen = find_targets(model, targets)
-    if (small := small_model(model.config)) is not None:
-        _try(small, adapter, targets, type(model).__name__)
+    _try_family(model, adapter, {name.rpartition(".")[2] for name in chosen})
     _attach(model, chosen, adapter)
 
 
@@ -111,35 +113,50 @@ def _with_gradient(module: nn.Module, args: tuple[Any, ...], embedded: Tensor) -
         embedded.requires_grad_()
 
 
+def _try_family(model: PreTrainedModel, adapter: Adapter, layers: set[str]) -> None:
+    """Raises UnsupportedModel when adapters to layers of these names compute otherwise than merged weights, in tiny models of the family.
+
+    One reads its weight by itself, for instance. A family that cannot be made small is not tried: the probe finds it at the first publish.
+    """
+    reason = ""
+    for _ in range(TRIES):
+        if (small := small_model(model.config)) is None:
+            return
+        try:
+            reason = _difference(small, adapter, layers)
+        except Exception as error:  # whatever a model's own code raises is a reason to refuse it
+            raise UnsupportedModel(type(model).__name__, f"its own forward fails on a few tokens: {sentence(error)}") from error
+        if not reason:
+            return
+    raise UnsupportedModel(type(model).__name__, f"{reason}: name fewer in {TARGETS_KEY}")
+
+
 @torch.no_grad()
-def _try(model: PreTrainedModel, adapter: Adapter, targets: Sequence[str], name: str) -> None:
-    """Raises UnsupportedModel when adapted layers compute otherwise than merged weights: one reads its weight by itself, for instance."""
-    chosen, drawn = find_targets(model, targets), torch.Generator().manual_seed(SEED)
-    ids = torch.arange(FEW_TOKENS, device="cpu")[None]
+def _difference(model: PreTrainedModel, adapter: Adapter, layers: set[str]) -> str:
+    """What is wrong with adapters to `model`, which is changed by it; "": nothing."""
+    chosen = [name for name in find_targets(model, ()) if name.rpartition(".")[2] in layers]
+    drawn, ids = torch.Generator().manual_seed(SEED), torch.arange(FEW_TOKENS, device="cpu")[None]
     model.set_attn_implementation("eager")
-    for module_name in chosen:
-        weight = model.get_submodule(module_name).weight
+    for name in chosen:
+        weight = model.get_submodule(name).weight
         assert isinstance(weight, Tensor)
         weight.normal_(0, weight.shape[1] ** -0.5, generator=drawn)
     _attach(model, chosen, adapter)
-    own = {parameter_name: parameter for parameter_name, parameter in model.named_parameters() if parameter_name.endswith(B)}
-    for parameter in own.values():
-        parameter.normal_(0, 1 / adapter.scale / adapter.rank**0.5, generator=drawn)
+    adapted_layers = [module for module in model.modules() if isinstance(module, AdaptedLinear)]
+    for module in adapted_layers:
+        module.lora_B.normal_(0, 1 / adapter.scale / adapter.rank**0.5, generator=drawn)
     adapted = model(input_ids=ids, use_cache=False).logits
-    for module_name in chosen:
-        module = model.get_submodule(module_name)
-        assert isinstance(module, AdaptedLinear)
+    for module in adapted_layers:
         module.weight.addmm_(module.lora_B, module.lora_A, alpha=adapter.scale)
         module.lora_B.zero_()
-    merged = model(input_ids=ids, use_cache=False).logits
-    gap, largest = float((adapted - merged).abs().max()), max(1.0, float(merged.abs().max()))
-    bound = ROUNDINGS * torch.finfo(merged.dtype).eps * largest
-    if not gap <= bound:
-        raise UnsupportedModel(
-            name,
-            f"with adapters at all of {', '.join(sorted({one.rpartition('.')[2] for one in chosen}))}, logits are up to {gap:.2g} away from"
-            f" those of the merged weights (rounding: {bound:.1g}): name fewer in {TARGETS_KEY}",
-        )
+    own = model(input_ids=ids, use_cache=False).logits
+    gap, bound = float((adapted - own).abs().max()), ROUNDINGS * torch.finfo(own.dtype).eps * max(1.0, float(own.abs().max()))
+    if gap <= bound:
+        return ""
+    return (
+        f"with adapters to its {', '.join(sorted(layers))}, logits are up to {gap:.2g} away from those of the merged weights"
+        f" (rounding: {bound:.1g})"
+    )
 
 
 def merging(base: Arrays, published: Arrays) -> Callable[[dict[str, np.ndarray]], None]:

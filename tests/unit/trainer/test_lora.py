@@ -156,12 +156,19 @@ def test_a_target_that_does_not_exist_is_refused_with_those_that_do(tmp_path):
     check_folder(tmp_path, 100, LoraConfig(rank=2, targets=("q_proj",)))
 
 
+def test_one_layer_of_many_can_be_named(tmp_path):
+    """The tiny model that the family is tried by has fewer."""
+    write_family(tmp_path, "llama", num_hidden_layers=5)
+    trainer = Trainer(tmp_path, TrainerConfig(lora=LoraConfig(rank=2, targets=("layers.4.self_attn.q_proj",))), None)
+    assert list(trainer.flat.spans) == [f"model.layers.4.self_attn.q_proj.lora_{one}" for one in "AB"]
+
+
 def test_a_layer_that_passes_over_its_adapter_is_refused_at_load(monkeypatch):
     """As one does that reads its weight by itself."""
     model = tiny_model("llama")
     adapt(model, Adapter(2, 4.0))
     monkeypatch.setattr(AdaptedLinear, "forward", torch.nn.Linear.forward)
-    with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM.*away from those of the merged weights"):
+    with pytest.raises(UnsupportedModel, match=r"LlamaForCausalLM.*down_proj.*away from those of the merged weights"):
         adapt(tiny_model("llama"), Adapter(2, 4.0))
 
 
