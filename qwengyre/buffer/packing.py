@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from qwengyre.core.arrays import TOKEN, unpack
+from qwengyre.core.arrays import TOKEN, common_prefix, unpack
 from qwengyre.core.ids import GroupId, MicroStepId
 from qwengyre.core.records import MicroStep, PathSegment, TrainingExecution, Trajectory
 from qwengyre.trajectory.config import TrajectoryConfig
@@ -117,8 +117,7 @@ def _num_shared_prompt(executions: Sequence[TrainingExecution]) -> int:
     """Leading tokens that the first paths of two executions have in common, up to the first that either of them trains."""
     left, right = (unpack(execution.trajectories[0].token_ids_T, TOKEN) for execution in executions)
     most = min(len(left), len(right), *(_first_sampled(execution) for execution in executions))
-    differs = np.flatnonzero(left[:most] != right[:most])
-    return int(differs[0]) if len(differs) else most
+    return common_prefix(left[:most], right[:most])
 
 
 def _first_sampled(execution: TrainingExecution) -> int:

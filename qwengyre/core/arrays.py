@@ -26,7 +26,18 @@ def unpack(data: bytes | bytearray, dtype: np.dtype) -> np.ndarray:
 
 
 def common_prefix(a_T: np.ndarray, b_T: np.ndarray) -> int:
-    """Number of leading tokens that two rows share."""
-    num_tokens = min(len(a_T), len(b_T))
-    differs = a_T[:num_tokens] != b_T[:num_tokens]
-    return int(differs.argmax()) if differs.any() else num_tokens
+    """Number of leading tokens that two arrays share.
+
+    Compares blocks of growing size, so that an early difference in long arrays stays cheap.
+
+    >>> common_prefix(np.array([1, 2, 3]), np.array([1, 2, 4, 5]))
+    2
+    """
+    num_tokens, done, block = min(len(a_T), len(b_T)), 0, 64
+    while done < num_tokens:
+        end = min(done + block, num_tokens)
+        differs = a_T[done:end] != b_T[done:end]
+        if differs.any():
+            return done + int(differs.argmax())
+        done, block = end, block * 4
+    return num_tokens

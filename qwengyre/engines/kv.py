@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
+from qwengyre.core.arrays import common_prefix
 from qwengyre.engines.model import ModelSpec
 from qwengyre.models.placement import HOST, fetch, host_array, put
 from qwengyre.transfer.api import Pieces
@@ -119,9 +120,7 @@ def _num_common(some: bytes, others: bytes) -> int:
     >>> _num_common(np.array([1, 2, 3], np.int32).tobytes(), np.array([1, 2, 4, 5], np.int32).tobytes())
     2
     """
-    size = min(len(some), len(others)) // 4
-    differs = np.flatnonzero(np.frombuffer(some, np.int32, size) != np.frombuffer(others, np.int32, size))
-    return int(differs[0]) if len(differs) else size
+    return common_prefix(np.frombuffer(some, np.int32), np.frombuffer(others, np.int32))
 
 
 class PrefixCache:

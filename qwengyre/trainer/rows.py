@@ -108,8 +108,7 @@ def _shared_prompt(executions: list[TrainingExecution], tokens: list[list[np.nda
     for execution, paths in zip(executions, tokens, strict=True):
         trained = np.flatnonzero(arrays.unpack(execution.trajectories[0].version_T, arrays.VERSION) >= 0)
         head = paths[0][: min(length, int(trained[0]) if len(trained) else len(paths[0]))]
-        different = np.flatnonzero(head != base[: len(head)])
-        length = int(different[0]) if len(different) else len(head)
+        length = arrays.common_prefix(head, base)
     return base[:length]
 
 

@@ -18,6 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
+from qwengyre.core.arrays import common_prefix
 from qwengyre.core.ids import CallId
 from qwengyre.trajectory.calls import RecordedCall
 
@@ -56,6 +59,10 @@ class Cursor(NamedTuple):
     @property
     def is_at_end(self) -> bool:
         return self.offset >= len(self.strand)
+
+    def ids(self, most: int) -> np.ndarray:
+        """The next tokens, at most `most`."""
+        return self.strand.own_ids[self.offset : self.offset + most]
 
     def tokens_to_event(self) -> int:
         """Tokens until this strand ends, begins to be sampled or masked, or another strand is attached."""
@@ -189,19 +196,5 @@ def _num_equal(cursors: list[Cursor], leader: Cursor, most: int) -> int:
     """Leading tokens, up to `most`, in which every cursor equals `leader`."""
     for cursor in cursors:
         if cursor is not leader:
-            most = _first_difference(leader, cursor, most)
-    return most
-
-
-def _first_difference(one: Cursor, other: Cursor, most: int) -> int:
-    """Compares blocks of growing size, so that an early difference in long strands stays cheap."""
-    done, block = 0, 64
-    while done < most:
-        size = min(block, most - done)
-        left = one.strand.own_ids[one.offset + done : one.offset + done + size]
-        right = other.strand.own_ids[other.offset + done : other.offset + done + size]
-        differs = left != right
-        if differs.any():
-            return done + int(differs.argmax())
-        done, block = done + size, block * 4
+            most = common_prefix(leader.ids(most), cursor.ids(most))
     return most

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from qwengyre.core.arrays import common_prefix
 from qwengyre.engines.api import KVHandle
 
 
@@ -55,9 +56,7 @@ class Imports:
         """The import that knows most of `token_ids`, kept until `started` or `given_up`."""
         best = NamedImport("", 0)
         for import_id, held in self._held.items():
-            size = min(len(held.token_ids), len(token_ids))
-            differs = np.flatnonzero(held.token_ids[:size] != token_ids[:size])
-            common = int(differs[0]) if len(differs) else size
+            common = common_prefix(held.token_ids, token_ids)
             if common > best.num_tokens and not held.is_used_up:
                 best = NamedImport(import_id, common)
         if not best.num_tokens:

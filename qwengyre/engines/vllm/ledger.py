@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from qwengyre.core.arrays import common_prefix
+
 
 @dataclass(frozen=True)
 class Scheduled:
@@ -87,11 +89,9 @@ class BlockLedger:
         blocks: list[int] = []
         longest = 0
         for row in self._rows.values():
-            size = min(len(row.tokens), len(wanted))
-            if size <= longest:
+            if min(len(row.tokens), len(wanted)) <= longest:
                 continue
-            differs = np.flatnonzero(np.frombuffer(row.tokens, np.int32)[:size] != wanted[:size])
-            common = int(differs[0]) if len(differs) else size
+            common = common_prefix(np.frombuffer(row.tokens, np.int32), wanted)
             if common > longest:
                 longest, blocks = common, row.blocks[: -(-common // self.block_size)]
         return blocks, longest
