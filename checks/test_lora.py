@@ -24,7 +24,7 @@ from qwengyre.trainer.config import LoraConfig, TrainerConfig
 from qwengyre.trainer.trainer import Trainer
 from tests.integration.run_kit import RunKit, executions_done, kill, metrics, summary
 
-LORA = ("--set", "trainer.lora.rank=4", "--set", "trainer.learning_rate=1e-2")
+LORA = ("--set", "trainer.lora.rank=4", "--set", "trainer.learning_rate=1e-2", "--set", "evaluation.at_end=false")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen3_5_text", "deepseek_v3", "nemotron_h"])
@@ -54,7 +54,7 @@ def exported(folder: RunFolder, out: Path, *more: str) -> Path:
 
 
 def test_a_run_trains_adapters_alone_is_killed_goes_on_and_its_policy_is_evaluated(tmp_path: Path):
-    kit = RunKit(tmp_path, steps=4)
+    kit = RunKit(tmp_path, steps=2)
     process = kit.start(*LORA)
     kit.wait_until(lambda: kit.has_begun() and bool(metrics(kit.run_folder(), StepFinished)), process)
     kill(process.pid)
@@ -65,8 +65,8 @@ def test_a_run_trains_adapters_alone_is_killed_goes_on_and_its_policy_is_evaluat
     assert resumed.wait() == 0, kit.output()
     assert executions_done(folder).keys() >= before.keys()
     found = summary(folder)
-    assert found.steps == 4 and found.max_logprob_gap is not None and found.max_logprob_gap <= 1e-4
-    last = checkpoint.place(folder.checkpoints, 4)
+    assert found.steps == 2 and found.max_logprob_gap is not None and found.max_logprob_gap <= 1e-4
+    last = checkpoint.place(folder.checkpoints, 2)
     held = load_file(last / "adapter_model.safetensors")
     assert all(".lora_" in name for name in held) and not (last / "model.safetensors").exists()
     assert any(array.any() for name, array in held.items() if ".lora_B" in name)
