@@ -230,20 +230,25 @@ class _FolderCheck:
                 self._problems.warning(path, "this link leads to itself: nothing can be read through it")
         elif not stat.S_ISREG(found.st_mode):
             self._problems.error(path, "neither a file, a folder nor a link: it cannot be copied")
-        elif found.st_mode & 0o111 and _starts_with_windows_line(visit):
-            message = "its first line ends in a carriage return (Windows), so the system will not find its interpreter"
-            self._problems.warning(path, message, 1)
+        elif (found.st_mode & 0o111 or visit.name.endswith(".sh")) and (first := _windows_line(visit)):
+            if found.st_mode & 0o111 and first.startswith(b"#!"):
+                message = "its first line ends in a carriage return (Windows), so the system will not find its interpreter"
+                self._problems.warning(path, message, 1)
+            elif visit.name.endswith(".sh") and path != self._folder / "test.sh":  # which is looked at whole
+                message = "its first line ends in a carriage return (Windows), which a shell takes for part of the command"
+                self._problems.warning(path, message, 1)
         if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
             self._names[found.st_ino] = self._names.get(found.st_ino, found.st_nlink) - 1
 
 
-def _starts_with_windows_line(visit: Visit) -> bool:
+def _windows_line(visit: Visit) -> bytes:
+    """The first line of a file whose lines end as on Windows; else nothing."""
     file = open_file(visit.name, visit.parent, forced=False)
     try:
         first, is_more, _ = os.pread(file, SHEBANG_BYTES, 0).partition(b"\n")
     finally:
         os.close(file)
-    return first.startswith(b"#!") and first.endswith(b"\r") and bool(is_more)
+    return first if first.endswith(b"\r") and is_more else b""
 
 
 def _check_script(path: Path, problems: Problems) -> None:

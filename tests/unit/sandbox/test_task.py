@@ -234,11 +234,13 @@ def test_a_script_that_bash_cannot_run_is_refused(tmp_path, script, expected):
 
 
 def test_other_scripts_with_windows_lines_are_named(tmp_path):
-    folder = make(tmp_path / "t", environment__run_dot_sh="x", environment__data_dot_txt="x", tests__judge="x")
-    for name in ("environment/run.sh", "environment/data.txt", "tests/judge"):
-        (folder / name).write_bytes(b"#!/bin/sh\r\ntrue\r\n")
-        (folder / name).chmod(0o644 if name.endswith("txt") else 0o755)
-    assert [line.split(": ")[0] for line in messages(folder)] == ["environment/run.sh:1", "tests/judge:1"]
+    names = ("environment/run.sh", "environment/data.txt", "tests/judge", "tests/read_by_test.sh")
+    folder = make(tmp_path / "t")
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"true\r\nfalse\r\n" if name == names[-1] else b"#!/bin/sh\r\ntrue\r\n")
+        (folder / name).chmod(0o755 if name in (names[0], names[2]) else 0o644)
+    assert [line.split(": ")[0] for line in messages(folder)] == [f"{name}:1" for name in (names[0], names[2], names[3])]
 
 
 def test_a_mark_at_the_start_of_a_text_is_not_part_of_it(tmp_path):
