@@ -29,23 +29,6 @@ def struct_at(shape: shapes.Type, value: object) -> shapes.StructType | None:
     return None
 
 
-def type_at(struct: type[msgspec.Struct], key: tuple[str, ...], value: object) -> shapes.Type | None:
-    """The type that `key` must have inside `struct`; None if the key leads nowhere. `value` resolves tagged unions."""
-    shape: shapes.Type | None = shapes.type_info(struct)
-    for part in key:
-        if shape is None:
-            return None
-        found = struct_at(shape, value)
-        if found is not None:
-            shape = next((field.type for field in found.fields if field.encode_name == part), None)
-        elif isinstance(shape, shapes.DictType):
-            shape = shape.value_type
-        else:
-            shape = getattr(shape, "item_type", None)
-        value = value.get(part) if isinstance(value, dict) else None
-    return shape
-
-
 def in_words(shape: shapes.Type) -> str:
     """
     >>> in_words(shapes.type_info(int | None))

@@ -7,7 +7,7 @@ compaction each begin a thread of their own, which names the call that it left.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -250,8 +250,3 @@ def _mark(trained: dict[CallId, np.ndarray], tree: TrajectoryTree, node: int, fl
 def find_call(tree: TrajectoryTree, name: str) -> RecordedCall | None:
     """By its name without the execution."""
     return next((call for call in tree.calls.values() if short(call.id) == name), None)
-
-
-def calls_in_order(threads: Threads) -> Sequence[RecordedCall]:
-    """Thread by thread."""
-    return [call for line in threads.lines for call in line]

@@ -51,7 +51,7 @@ def comparison_page(report: Report, workload: Workload, timelines: Sequence[tupl
         page.section(
             "In numbers",
             "Staleness in steps; idle is the share of offered slots, and of training time.",
-            _table(report, workload),
+            _table(report),
         ),
     ]
     for result, timeline in timelines:
@@ -217,7 +217,7 @@ def _set(setting: Setting) -> list[tuple[str, object]]:
     ]
 
 
-def _table(report: Report, workload: Workload) -> str:
+def _table(report: Report) -> str:
     header = [
         "policy",
         "time",

@@ -158,7 +158,7 @@ class ShardedParameters:
         self.shapes = {name: tuple(p.to_local().shape) for name, p in self.parameters.items()}
         ends = np.cumsum([p.to_local().numel() for p in self.parameters.values()]).tolist()
         starts = [0, *ends[:-1]]
-        self.spans = {name: span for name, span in zip(self.parameters, zip(starts, ends, strict=True), strict=True)}
+        self.spans = dict(zip(self.parameters, zip(starts, ends, strict=True), strict=True))
         self.num_parameters = ends[-1]
         self.weights = torch.cat([p.to_local().detach().reshape(-1) for p in self.parameters.values()])
         self._gradient = torch.zeros(self.num_parameters + NUM_COUNTERS, dtype=self.sums, device=device)

@@ -53,10 +53,6 @@ class Cursor(NamedTuple):
         return self.offset >= self.strand.sampled_from
 
     @property
-    def is_at_masked(self) -> bool:
-        return self.offset >= self.strand.masked_from
-
-    @property
     def is_at_end(self) -> bool:
         return self.offset >= len(self.strand)
 
