@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from qwengyre.engines.api import CellEngine, Serving
+    from qwengyre.hooks.callbacks import ExecutionOver, RunCallbacks, WeightsPublished
+    from qwengyre.hooks.task_source import GroupResult, TaskProgress, TaskSource
     from qwengyre.hooks.views import (
         Advantage,
         EndedExecution,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from qwengyre.sim.settings import Setting
     from qwengyre.sim.workload import Workload, builtin_workloads, load_workload
     from qwengyre.telemetry.folder import RunFolder
+    from qwengyre.telemetry.records import EvaluationFinished, RunEnded, StepFinished
     from qwengyre.trainer.api import CellTrainer
     from qwengyre.trainer.config import TrainerConfig
     from qwengyre.trainer.objectives import OBJECTIVES, TokenBatch, TokenLoss
@@ -54,20 +57,28 @@ __all__ = [
     "Drawn",
     "EndedExecution",
     "EndedGroup",
+    "EvaluationFinished",
+    "ExecutionOver",
     "GroupFilter",
+    "GroupResult",
     "Inline",
     "LeftWorkspace",
     "PathChoice",
     "PathsToChoose",
     "RecordedRun",
     "Reward",
+    "RunCallbacks",
     "RunConfig",
+    "RunEnded",
     "RunFolder",
     "Scheduler",
     "SchedulerConfig",
     "ScoredExecution",
     "Serving",
     "Setting",
+    "StepFinished",
+    "TaskProgress",
+    "TaskSource",
     "TokenBatch",
     "TokenLoss",
     "TrainerConfig",
@@ -75,6 +86,7 @@ __all__ = [
     "Transcript",
     "TranscriptCall",
     "Transport",
+    "WeightsPublished",
     "Workload",
     "builtin_workloads",
     "check_run",
@@ -88,6 +100,9 @@ __all__ = [
 ]
 
 _PLACES: Final = {
+    "telemetry.records": ("EvaluationFinished", "RunEnded", "StepFinished"),
+    "hooks.task_source": ("GroupResult", "TaskProgress", "TaskSource"),
+    "hooks.callbacks": ("ExecutionOver", "RunCallbacks", "WeightsPublished"),
     "trajectory.paths": ("CandidatePath",),
     "trainer.config": ("TrainerConfig",),
     "hooks.workspace": ("LeftWorkspace",),

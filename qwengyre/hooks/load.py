@@ -24,6 +24,8 @@ import msgspec
 from qwengyre.config.near import nearest
 from qwengyre.core.errors import ConfigError, HookFailed, QwenGyreError
 
+SOURCE: Final = "tasks.source"
+"""Key of the only hook that may be a generator."""
 DOTTED: Final = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """`module:name`, the module with its packages."""
 
@@ -154,7 +156,7 @@ def _check_signature(ref: HookRef, target: object, signature: str, file: str, li
         raise refuse(f"is no function: it is called with {signature}")
     if inspect.iscoroutinefunction(target):
         raise refuse("is a coroutine: take `async` away, hooks run in threads of their own")
-    if inspect.isgeneratorfunction(target) and ref.key != "tasks.source":
+    if inspect.isgeneratorfunction(target) and ref.key != SOURCE:
         raise refuse("has a `yield`: a hook returns its value")
     arguments = [part.strip() for part in signature.strip("()").split(",") if part.strip()]
     try:

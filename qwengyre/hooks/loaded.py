@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.hooks.callbacks import load_callbacks
 from qwengyre.hooks.config import HooksConfig
-from qwengyre.hooks.load import Hook, HookRef, load_hook
+from qwengyre.hooks.load import SOURCE, Hook, HookRef, load_hook
 
 SIGNATURES: Final = {
     "reward": "(execution)",
@@ -25,6 +26,9 @@ class LoadedHooks(NamedTuple):
     choice: Hook | None = None
     token_loss: Hook | None = None
     """Called by cells and their ranks, which load it for themselves."""
+    callbacks: tuple[Hook, ...] = ()
+    source: Hook | None = None
+    """`tasks.source`."""
 
     @property
     def judges_groups(self) -> bool:
@@ -34,8 +38,8 @@ class LoadedHooks(NamedTuple):
 NO_HOOKS: Final = LoadedHooks()
 
 
-def load_hooks(config: HooksConfig) -> LoadedHooks:
-    """Import all that the run file names. Raises ConfigError with all that is wrong."""
+def load_hooks(config: HooksConfig, source: str = "") -> LoadedHooks:
+    """Import all that the run file names; `source` is `tasks.source`. Raises ConfigError with all that is wrong."""
     mistakes: list[ConfigError] = []
     found: dict[str, Hook] = {}
     for key, signature in SIGNATURES.items():
@@ -44,6 +48,17 @@ def load_hooks(config: HooksConfig) -> LoadedHooks:
                 found[key] = load_hook(HookRef(f"hooks.{key}", path, config.folder), signature)
             except ConfigError as error:
                 mistakes.append(error)
+    callbacks: list[Hook] = []
+    for path in config.callbacks:
+        try:
+            callbacks.append(load_callbacks(path, config.folder))
+        except ConfigError as error:
+            mistakes.append(error)
+    sourced = None
+    try:
+        sourced = load_hook(HookRef(SOURCE, source, config.folder), "(progress)") if source else None
+    except ConfigError as error:
+        mistakes.append(error)
     if mistakes:
         raise ConfigError.of_all(mistakes)
-    return LoadedHooks(**found)
+    return LoadedHooks(**found, callbacks=tuple(callbacks), source=sourced)

@@ -85,7 +85,7 @@ def _check_tasks(config: RunConfig) -> Mistakes:
         return
     trains = config.scheduler.steps > 0
     wrong = [
-        *(_wrong_tasks(tasks.train, "tasks.train") if trains else ()),
+        *(_wrong_tasks(tasks.train, "tasks.train") if trains and tasks.train else ()),
         *(_wrong_tasks(tasks.held_out, "tasks.held_out") if tasks.held_out else ()),
     ]
     yield from wrong
@@ -339,7 +339,13 @@ def _all_on_images(config: RunConfig) -> bool:
 
 def _check_hooks(config: RunConfig) -> Mistakes:
     """Imports the modules of the user's own. Beside that, what would have no effect, or a wrong one."""
-    load_hooks(config.hooks)
+    load_hooks(config.hooks, config.tasks.source)
+    if config.tasks.source and config.scheduler.order != "dispatch":
+        yield ConfigError(
+            "groups are put in another order by what is known of the tasks to come, which a source of your own has not chosen yet: leave it at "
+            '"dispatch"',
+            key="scheduler.order",
+        )
     if config.hooks.token_loss and config.engine.engine == "paced":
         yield ConfigError("a paced cell computes no loss, so this would never be called: leave it out", key="hooks.token_loss")
     if config.hooks.advantage and config.trainer.normalizes_advantages:

@@ -57,7 +57,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class TasksConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where tasks come from: two folders of task folders, or a family that is generated."""
+    """Where tasks come from: two folders of task folders, a family that is generated, or Python of your own."""
 
     train: LocalPath = LocalPath("")
     """Folder of the tasks to train on."""
@@ -65,14 +65,16 @@ class TasksConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Folder of the tasks that only evaluations run."""
     family: Literal["", "mini-repositories"] = ""
     """A deterministic family that is written into the cache instead; the seed of the run chooses its members."""
+    source: str = ""
+    """`module:name` of an iterator that says which task each rollout group runs, by what came of those before (docs/hooks.md)."""
     num_train: int = 96
     """Tasks of the family to train on."""
     num_held_out: int = 24
     """Tasks of the family to evaluate on; they share no test with those to train on."""
 
     def __post_init__(self) -> None:
-        if bool(self.family) == bool(self.train):
-            raise ValueError("train: give either a folder of tasks (train, held_out) or a family")
+        if (self.family and self.train) or not (self.family or self.train or self.source):
+            raise ValueError("train: give either a folder of tasks (train, held_out) or a family, or a source of your own")
         for key in ("num_train", "num_held_out"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} must be at least 1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +13,7 @@ import msgspec
 from qwengyre.core.errors import CellFailed, NoRoom, ProcessFailed, StaleRead
 from qwengyre.core.ids import CORE, ExecutionId, GroupId, MicroStepId, cell_server, execution_id, group_of
 from qwengyre.core.records import MicroStep, Outcome
+from qwengyre.hooks.callbacks import ExecutionOver, WeightsPublished
 from qwengyre.journal import Journal
 from qwengyre.runtime.driver import Driver, Handler, RunClock
 from qwengyre.runtime.executions import Executions, GroupPlan
@@ -22,6 +23,7 @@ from qwengyre.runtime.give_up import Losses, Patience
 from qwengyre.runtime.observer import Observer
 from qwengyre.runtime.queries import EvaluationPlan, TrainingOrder
 from qwengyre.runtime.records import ExecutionDone, GroupJudged, RoleSwitched
+from qwengyre.runtime.sourcing import Sourcing
 from qwengyre.runtime.steps import Steps
 from qwengyre.runtime.tuning import Tuning
 from qwengyre.scheduler import commands as cmd
@@ -56,6 +58,8 @@ class RunParts:
     evaluation: EvaluationPlan
     history: History
     """What earlier lives of the run showed."""
+    sourcing: Sourcing | None = None
+    """Chooses the tasks of training groups, in place of `order`."""
     judged: dict[GroupId, Judgement] = field(default_factory=dict)
     """What hooks said of groups in earlier lives."""
 
@@ -91,6 +95,9 @@ class Controller:
         self._history = parts.history
         self._tuning = Tuning(Tuner(parts.history), self._adopt_plan) if config.scheduler.tune else None
         self._judged = parts.judged
+        self.sourcing = parts.sourcing
+        self._planned: dict[GroupId, asyncio.Event] = {}
+        """Groups whose task a source chooses: set once it is known."""
         self._patience = Patience(config.runtime.give_up_after)
         self.driver = Driver(parts.scheduler, parts.journal, parts.clock, self._handlers(), self._on_decided)
         self.fleet.on_lost = self._on_cell_lost
@@ -138,19 +145,39 @@ class Controller:
 
     # ------------------------------------------------------------------ executions
 
-    def dispatch(self, command: cmd.Dispatch) -> None:
+    def dispatch(self, command: cmd.Dispatch) -> Coroutine[None, None, None] | None:
+        """The plan of a group. What a task source has to say of it is awaited by the executions of the group."""
+        if command.kind == "train" and self.sourcing is not None:
+            self._planned[command.group] = asyncio.Event()
+            return self._dispatch_sourced(command, self.sourcing)
         index = self._num_dispatched[command.kind]
         self._num_dispatched[command.kind] += 1
         if command.kind == "train":
             task, temperature = self._order.task(index), self._evaluation.temperature
         else:
             task, temperature = self._evaluation.group(index % len(self._evaluation.group_sizes()))
+        self._plan(command, task, temperature)
+        return None
+
+    def _plan(self, command: cmd.Dispatch, task: str, temperature: float) -> None:
         self.plans[command.group] = GroupPlan(
             command.group, command.kind, command.version, task, temperature, command.num_executions
         )
 
+    async def _dispatch_sourced(self, command: cmd.Dispatch, sourcing: Sourcing) -> None:
+        self._plan(command, await sourcing.task_of(command.group), self._evaluation.temperature)
+        self._planned[command.group].set()
+
+    def see_ended(self, group: GroupId) -> None:
+        """Tell the task source of a training group whose executions have all ended."""
+        if self.sourcing is not None:
+            plan = self.plans[group]
+            self.sourcing.see(group, plan.version, [self.done[execution] for execution in members_of(plan)])
+
     async def start(self, command: cmd.Start) -> None:
         execution = command.execution
+        if (planned := self._planned.get(group_of(execution))) is not None:
+            await planned.wait()
         plan = self.plans[group_of(execution)]
         self.executions.routes[execution] = command.server
         began = self.driver.clock.now()
@@ -162,6 +189,7 @@ class Controller:
         self.done[execution] = done
         self.driver.journal.append(done)
         self.observer.see_execution(done)
+        self.observer.tell("on_execution", execution_over(plan, done))
         self._patience.see(done.outcome)
         self.post(ev.ExecutionEnded, execution=execution, attempt=command.attempt)
 
@@ -179,6 +207,7 @@ class Controller:
         await self.executions.route(command.execution, None)
 
     async def prepare_group(self, command: cmd.PrepareGroup) -> None:
+        self.see_ended(command.group)
         num_valid, ids = await self.cut_micro_steps(command.group)
         self.post(ev.GroupReady, group=command.group, micro_steps=ids, num_valid=num_valid)
 
@@ -320,6 +349,7 @@ class Controller:
             if self.steps.checkpoint_step < command.version:
                 await self._checkpoint(command.version)
             await self.steps.publish(command.version)
+            self.observer.tell("on_publish", WeightsPublished(self.driver.clock.now(), command.version))
 
         if await self._unless_lost(run()):
             self.post(ev.Published, ticket=command.ticket)
@@ -419,3 +449,22 @@ class Controller:
 
 def members_of(plan: GroupPlan) -> list[ExecutionId]:
     return [execution_id(plan.group, index) for index in range(plan.num_executions)]
+
+
+def execution_over(plan: GroupPlan, done: ExecutionDone) -> ExecutionOver:
+    """What callbacks hear of it."""
+    outcome = done.outcome
+    return ExecutionOver(
+        at=done.at,
+        execution=done.execution,
+        group=done.group,
+        kind=plan.kind,
+        task=done.task,
+        reward=outcome.score,
+        task_score=outcome.score if outcome.task_score is None else outcome.task_score,
+        validity=outcome.validity.value,
+        end=outcome.end.value,
+        num_calls=done.counts.calls,
+        num_tokens_sampled=done.counts.tokens_sampled,
+        duration_s=outcome.duration_s,
+    )

@@ -56,7 +56,7 @@ def num_tasks(config: RunConfig) -> tuple[int, int]:
     tasks = config.tasks
     if tasks.family:
         return tasks.num_train, tasks.num_held_out
-    return _count(tasks.train), _count(tasks.held_out) if tasks.held_out else 0
+    return _count(tasks.train) if tasks.train else 0, _count(tasks.held_out) if tasks.held_out else 0
 
 
 def _count(folder: str) -> int:

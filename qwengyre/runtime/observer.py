@@ -12,6 +12,7 @@ import numpy as np
 from qwengyre.core.arrays import FLAG, VERSION, unpack
 from qwengyre.core.ids import GroupId
 from qwengyre.core.records import End, MicroStep, Validity
+from qwengyre.hooks.callbacks import Event
 from qwengyre.runtime.executions import GroupPlan
 from qwengyre.runtime.records import ExecutionDone
 from qwengyre.runtime.step_history import StepHistory
@@ -66,6 +67,8 @@ class Observer:
         self.gateway_restarts = 0
         """In this life: what the gateway counts begins again with each."""
         self.doing = "starting"
+        self.tell: Callable[[str, Event], None] = lambda name, event: None
+        """Told of what callbacks are called with (`hooks/callbacks.py`)."""
         self._steps = StepHistory()
         self._told: set[Cause] = set()
         """Why steps trained nothing, as far as this life has said it."""
@@ -155,7 +158,9 @@ class Observer:
         score, greedy_score = mean(sampled), mean(greedy)
         num = len(sampled) + len(greedy)
         tasks = len({plan.task for plan in plans})
-        self.metrics.record(metric.EvaluationFinished(self._now(), version, score, greedy_score, tasks, num))
+        evaluated = metric.EvaluationFinished(self._now(), version, score, greedy_score, tasks, num)
+        self.metrics.record(evaluated)
+        self.tell("on_evaluation", evaluated)
         if version == 0:
             self.summary.score_before, self.summary.greedy_before = score, greedy_score
         self.summary.score_after, self.summary.greedy_after = score, greedy_score
@@ -221,6 +226,7 @@ class Observer:
         )
         self._steps.add(finished)
         self.metrics.record(finished)
+        self.tell("on_step", finished)
         if not applied.applied:
             self.say(f"step {step + 1} was not applied: {applied.reason}")
         self._tell_whether_it_learns(finished)
@@ -263,7 +269,9 @@ class Observer:
         self.write_summary()
 
     def ended(self, reason: str) -> None:
-        self.metrics.record(metric.RunEnded(self._now(), reason))
+        ended = metric.RunEnded(self._now(), reason)
+        self.metrics.record(ended)
+        self.tell("on_end", ended)
         self.write_summary()
         self.metrics.close()
 

@@ -56,7 +56,9 @@ def prepare(config: RunConfig, progress: Callable[[str], None]) -> Prepared:
         evaluation_group_sizes=evaluation.group_sizes() if config.evaluation.is_wanted else (),
     )
     tasks = {task.name: task for task in (*train, *held_out)}
-    return Prepared(tasks, order, evaluation, scheduler, _model_dir(config, progress), load_hooks(config.hooks))
+    return Prepared(
+        tasks, order, evaluation, scheduler, _model_dir(config, progress), load_hooks(config.hooks, config.tasks.source)
+    )
 
 
 def keep_policy(model_dir: Path, folder: RunFolder) -> None:
@@ -72,7 +74,7 @@ def load_folders(tasks: TasksConfig, *, trains: bool = True) -> tuple[list[Task]
 
     Without training, only those to hold out.
     """
-    train = _load(tasks.train, "tasks.train") if trains else []
+    train = _load(tasks.train, "tasks.train") if trains and tasks.train else []
     held_out = _load(tasks.held_out, "tasks.held_out") if tasks.held_out else []
     shared = {task.name for task in train} & {task.name for task in held_out}
     if shared:

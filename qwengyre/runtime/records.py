@@ -60,6 +60,14 @@ class ExecutionDone(msgspec.Struct, frozen=True, tag=True):
     at: float
 
 
+class TaskChosen(msgspec.Struct, frozen=True, tag=True):
+    """A task source said what a group runs. Appended before any execution of it is started."""
+
+    group: GroupId
+    task: str
+    folder: str
+
+
 class GroupJudged(msgspec.Struct, frozen=True, tag=True):
     """What hooks said of a group. Appended before anything of it is trained: no later life asks them again."""
 
@@ -88,4 +96,4 @@ class RoleSwitched(msgspec.Struct, frozen=True, tag=True):
     """Why it broke off, and in which phase."""
 
 
-ControllerRecord = AnyEvent | RunOpened | Decided | ExecutionDone | GroupJudged | StepPoisoned | RoleSwitched
+ControllerRecord = AnyEvent | RunOpened | Decided | ExecutionDone | TaskChosen | GroupJudged | StepPoisoned | RoleSwitched

@@ -9,7 +9,7 @@ import msgspec
 from qwengyre.core.errors import ConfigError, JournalCorrupt
 from qwengyre.core.ids import ExecutionId, GroupId
 from qwengyre.journal import read
-from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone, GroupJudged, RunOpened
+from qwengyre.runtime.records import ControllerRecord, Decided, ExecutionDone, GroupJudged, RunOpened, TaskChosen
 from qwengyre.runtime.tally import Tally
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.cells import CellState
@@ -36,6 +36,8 @@ class Recovered:
         self.has_started = False
         self.dispatches: list[Dispatch] = []
         self.done: dict[ExecutionId, ExecutionDone] = {}
+        self.chosen: dict[GroupId, TaskChosen] = {}
+        """What a task source said."""
         self.judged: dict[GroupId, Judgement] = {}
         """What hooks said of groups."""
         self.taken: dict[GroupId, int] = {}
@@ -97,6 +99,8 @@ def recover(path: Path, config: SchedulerConfig) -> Recovered:
                 recovered.at = max(recovered.at, record.at)
             case ExecutionDone():
                 recovered.done[record.execution] = record
+            case TaskChosen():
+                recovered.chosen[record.group] = record
             case GroupJudged():
                 recovered.judged[record.group] = record.judgement
             case Decided():

@@ -102,7 +102,7 @@ def read_run(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> R
 
 def _resolved(config: RunConfig, file: Path) -> RunConfig:
     here = Path.cwd()
-    if config.hooks.are_wanted and not config.hooks.folder:
+    if (config.hooks.are_wanted or config.tasks.source) and not config.hooks.folder:
         hooks = msgspec.structs.replace(config.hooks, folder=LocalPath(str(file.parent)))
         config = msgspec.structs.replace(config, hooks=hooks)
     config = with_absolute_paths(config, here)

@@ -7,8 +7,8 @@ import logging
 import re
 import secrets
 import tempfile
-from collections.abc import Coroutine, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from qwengyre.core.ids import CORE, ExecutionId
 from qwengyre.core.records import MicroStep
 from qwengyre.gateway.config import GatewayProcessConfig
 from qwengyre.gateway.keys import load_secret
+from qwengyre.hooks.callbacks import Callbacks
 from qwengyre.hooks.in_controller import ControllerHooks
 from qwengyre.hooks.judge import Judge
 from qwengyre.hooks.views import Decode
@@ -44,6 +45,7 @@ from qwengyre.runtime.prepare import Prepared, keep_policy, prepare
 from qwengyre.runtime.records import ControllerRecord, RunOpened
 from qwengyre.runtime.recovery import Recovered, key_of, recover
 from qwengyre.runtime.run_config import RunConfig
+from qwengyre.runtime.sourcing import Sourcing
 from qwengyre.runtime.steps import Steps
 from qwengyre.runtime.trackers import Trackers
 from qwengyre.sandbox.harness import GatewayAddress
@@ -149,6 +151,9 @@ class Run:
     async def run(self) -> None:
         reason = "stopped"
         cleanup(self.segments)  # of a life that was killed
+        loop = asyncio.get_running_loop()
+        callbacks = Callbacks(self.prepared.hooks.callbacks, self.folder.path, partial(say_from_thread, loop, self.observer.say))
+        self.observer.tell = callbacks.tell
         trackers = Trackers(self.config.tracking, self.folder, self.observer.say)
         trackers.start()
         try:
@@ -171,6 +176,7 @@ class Run:
         finally:
             self.observer.ended(reason)
             await trackers.finish()
+            await asyncio.to_thread(callbacks.close, self.config.hooks.timeout_s)
             cleanup(self.segments)
 
     async def _assemble(self, stack: AsyncExitStack) -> Controller:
@@ -214,6 +220,7 @@ class Run:
             evaluation=self.prepared.evaluation,
             history=self.recovered.history,
             judged=self.recovered.judged,
+            sourcing=self._sourcing(),
         )
         controller = Controller(config, parts)
         for one in gateways:
@@ -248,6 +255,13 @@ class Run:
         executions = Executions(gateway, launcher, self.prepared.tasks, self._settings(), rules, max_concurrent=most)
         executions.hooks = self._controller_hooks(rules)
         return executions
+
+    def _sourcing(self) -> Sourcing | None:
+        prepared = self.prepared
+        if prepared.hooks.source is None:
+            return None
+        held_out, journal = prepared.evaluation.tasks, self.journals.controller
+        return Sourcing(self.config, prepared.hooks, prepared.tasks, held_out, journal, self.recovered.chosen)
 
     def _settings(self) -> ExecutionSettings:
         policy, engine = self.config.policy, self.config.engine
@@ -350,8 +364,12 @@ class Run:
     async def _resume(self, controller: Controller) -> None:
         """Tell the scheduler what the stop cost, then give every cell a new life."""
         for command in self.recovered.dispatches:
-            controller.dispatch(command)
+            if (choosing := controller.dispatch(command)) is not None:
+                await choosing
         controller.done.update(self.recovered.done)
+        for plan in [plan for plan in controller.plans.values() if plan.kind == "train"]:
+            if all(execution in controller.done for execution in members_of(plan)):
+                controller.see_ended(plan.group)
         self.observer.recount(self.recovered.done.values())
         events = self.recovered.events_of_the_stop()
         if self.reconfigured:
@@ -431,6 +449,12 @@ def commands_of_the_stop(decided: Sequence[Sequence[cmd.AnyCommand]], scheduler:
     if scheduler.state.is_finished:
         others.append(cmd.FinishRun(scheduler.state.steps_done))
     return [*routes.values(), *others, *scheduler.awaited()]
+
+
+def say_from_thread(loop: asyncio.AbstractEventLoop, say: Callable[[str], None], line: str) -> None:
+    """A line that another thread has to say. None after the loop's end."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(say, line)
 
 
 def note_end_of_watch(watching: asyncio.Task[None]) -> None:

@@ -152,6 +152,8 @@ class AuditFinished(Metric, frozen=True, tag=True):
 
 
 class RunEnded(Metric, frozen=True, tag=True):
+    """The run is over, or was stopped: then it may be resumed."""
+
     reason: str
     """`FINISHED`, stopped, or what failed."""
 

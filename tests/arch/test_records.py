@@ -27,6 +27,7 @@ AS_A_WHOLE = {
 FOR_OTHERS = {
     "EndedExecution.is_scored": "for hooks of a user's own (docs/hooks.md)",
     "EndedExecution.num_tokens_sampled": "for hooks of a user's own",
+    "ExecutionOver.num_tokens_sampled": "for hooks of a user's own",
     "Ignored.because": "docs/gateway.md has it",
     "RandomCall.was_answered": "tests/property/test_tree.py holds trees to it",
     "RunOpened.life": "for people who look into the journal",

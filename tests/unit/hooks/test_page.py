@@ -11,13 +11,17 @@ import pytest
 import torch
 
 from qwengyre.core.records import End, Outcome, Validity
+from qwengyre.hooks.callbacks import Callbacks, ExecutionOver, WeightsPublished
 from qwengyre.hooks.config import HooksConfig
 from qwengyre.hooks.judge import GroupToJudge, Judge
 from qwengyre.hooks.loaded import LoadedHooks, load_hooks
 from qwengyre.hooks.rewards import rewarded
+from qwengyre.hooks.task_source import GroupResult, SourcedTasks, TaskProgress
 from qwengyre.hooks.token_loss import checked
 from qwengyre.hooks.views import ScoredExecution, Transcript
 from qwengyre.hooks.workspace import LeftWorkspace
+from qwengyre.sandbox.task import Task
+from qwengyre.telemetry.records import StepFinished
 from qwengyre.testing.call_records import call_records, tree_of
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.objectives import TokenBatch, coefficients
@@ -35,7 +39,20 @@ def hooks(tmp_path: Path) -> LoadedHooks:
     """All hooks of the page, out of files as the page shows them."""
     for name, text in BLOCKS:
         (tmp_path / name).write_text(text)
-    return load_hooks(HooksConfig(folder=str(tmp_path), **{key: RUN_FILE["hooks"][key] for key in LoadedHooks._fields}))
+    return load_hooks(HooksConfig(folder=str(tmp_path), **RUN_FILE["hooks"]), RUN_FILE["tasks"]["source"])
+
+
+@pytest.fixture
+def step_finished() -> StepFinished:
+    """Step 4, mean reward 0.5."""
+    numbers = {
+        key: 0 for key in ("joins_mid_step", "tokens_trained", "tokens_distinct", "staleness_max", "num_groups", "num_executions")
+    }
+    means = {
+        key: 0.0 for key in ("reward_std", "loss", "entropy", "gradient_norm", "clip_fraction", "log_ratio_mean", "log_ratio_max")
+    }
+    rest = {key: 0.0 for key in ("staleness_mean", "token_staleness_mean", "seconds")}
+    return StepFinished(9.0, step=4, reward_mean=0.5, members=(0,), **numbers, **means, **rest)
 
 
 def outcome(score: float, validity: Validity = Validity.VALID) -> Outcome:
@@ -111,3 +128,32 @@ def test_the_token_loss_weighs_every_token_of_a_trajectory_alike(hooks):
     first, second = np.exp(-0.25), 0.5  # the second ratio, e^-1, is raised to the lower bound
     assert coef_O.tolist() == pytest.approx([-first, -first, second])
     assert loss.capped_O.tolist() == [False, False, True]
+
+
+def over(number: int) -> ExecutionOver:
+    return ExecutionOver(1.0, f"e000000-{number}", 0, "train", "task", 0.25, 0.25, "valid", "exited", 2, 30, 4.0)
+
+
+def test_the_callback_writes_a_line_for_each_execution_and_step(hooks, tmp_path, step_finished):
+    callbacks = Callbacks(hooks.callbacks, tmp_path, print)
+    for number in range(3):
+        callbacks.tell("on_execution", over(number))
+    callbacks.tell("on_step", step_finished)
+    callbacks.tell("on_publish", WeightsPublished(2.0, 1))
+    callbacks.close(60.0)
+    assert (tmp_path / "rewards.csv").read_text().splitlines() == [
+        *(f"execution,e000000-{number},task,0.25" for number in range(3)),
+        "step,4,,0.5",
+    ]
+
+
+def test_the_curriculum_leaves_what_is_solved_behind(hooks):
+    known = {name: Task(name, f"/{name}", "do", 1.0, 1.0) for name in ("a", "b", "c", "d")}
+    progress = TaskProgress(0, tuple(known))
+    source = SourcedTasks(hooks.source, progress, known, pytest.fail, num_taken=0)
+    assert [source.next().name for _ in range(4)] == ["a", "b", "c", "a"]
+    progress.see(GroupResult(0, "a", 0, (1.0, 0.5), 0))
+    progress.see(GroupResult(1, "b", 0, (1.0, 0.9), 1))
+    assert [source.next().name for _ in range(3)] == ["c", "d", "a"]
+    again = SourcedTasks(hooks.source, progress, known, pytest.fail, num_taken=7)
+    assert [again.next().name, source.next().name] == ["c", "c"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sys
 import threading
 
 import msgspec
@@ -12,14 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-from qwengyre.core.errors import HookFailed
+from qwengyre.core.errors import ConfigError, HookFailed
 from qwengyre.core.records import End, Outcome, Validity
+from qwengyre.hooks import callbacks as module
+from qwengyre.hooks.callbacks import Callbacks, WeightsPublished, load_callbacks
 from qwengyre.hooks.judge import GroupToJudge, Judge
 from qwengyre.hooks.load import Hook, HookRef
 from qwengyre.hooks.rewards import rewarded
+from qwengyre.hooks.task_source import SourcedTasks, TaskProgress
 from qwengyre.hooks.threads import HookThreads
 from qwengyre.hooks.token_loss import checked
 from qwengyre.hooks.workspace import LeftWorkspace
+from qwengyre.sandbox.task import Task, load_task
 from qwengyre.testing.call_records import call_records, tree_of
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.objectives import TokenBatch, TokenLoss, coefficients, token_clipped
@@ -194,3 +199,103 @@ def test_what_a_policy_left_is_read_without_following_links(tmp_path):
             left.read_bytes(name)
     with pytest.raises(ValueError, match="larger than 3 bytes"):
         left.read_bytes("src/a.py", max_bytes=3)
+
+
+def source(make, **given) -> SourcedTasks:
+    known = {"a": Task("a", "/a", "do", 1.0, 1.0)}
+    return SourcedTasks(hook(make, "tasks.source"), TaskProgress(0, ("a",)), known, load_task, given.get("num_taken", 0))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda progress: 3, "returned int: it must return an iterator"),
+        (lambda progress: iter(()), "ended after 0 tasks, and the run needs another"),
+        (lambda progress: iter([3]), r"yielded 3 \(int\)"),
+        (lambda progress: iter(["b"]), "neither a task of tasks.train nor a folder"),
+        (lambda progress: iter(["/"]), "yielded a task that cannot be used: .*missing"),
+        (lambda progress: (1 / 0 for _ in "a"), "raised ZeroDivisionError"),
+    ],
+)
+def test_what_is_no_source_of_tasks_is_refused(make, message):
+    with pytest.raises(HookFailed, match=message):
+        source(make).next()
+
+
+def test_a_restart_drops_what_was_dispatched():
+    def numbered(progress):
+        for _ in range(3):
+            yield "nothing"
+        yield "a"
+
+    assert source(numbered, num_taken=3).next().name == "a"
+
+
+class Slow:
+    """Waits for `go` before each event."""
+
+    go = threading.Event()
+
+    def __init__(self, folder) -> None:
+        self.heard: list[int] = []
+
+    def on_publish(self, published) -> None:
+        self.go.wait(60)
+        self.heard.append(published.version)
+
+
+class Raises(Slow):
+    def on_publish(self, published) -> None:
+        super().on_publish(published)
+        raise ValueError(f"no {published.version}")
+
+
+def test_a_slow_callback_hears_all_in_order_and_one_that_raises_is_named_once(tmp_path, monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(module, "MAX_WAITING", 20)
+    callbacks = Callbacks((hook(Slow, "hooks.callbacks"), hook(Raises, "hooks.callbacks")), tmp_path, said.append)
+    Slow.go.clear()
+    for version in range(40):
+        callbacks.tell("on_publish", WeightsPublished(0.0, version))
+    Slow.go.set()
+    callbacks.close(60.0)
+    assert 18 <= callbacks.num_dropped <= 20  # one or two of them are out of the queue already
+    heard = [made.heard for _, made in callbacks._told]
+    assert heard == [list(range(40 - callbacks.num_dropped))] * 2
+    assert len([line for line in said if "ValueError: no 0" in line and "The run goes on" in line]) == 1
+    assert any(f"{callbacks.num_dropped} events were dropped" in line for line in said)
+    callbacks.tell("on_publish", WeightsPublished(0.0, 99))  # after the end: nobody hears it
+
+
+def test_a_callback_that_hangs_is_left_behind(tmp_path):
+    said: list[str] = []
+    Slow.go.clear()
+    callbacks = Callbacks((hook(Slow, "hooks.callbacks"),), tmp_path, said.append)
+    callbacks.tell("on_publish", WeightsPublished(0.0, 1))
+    callbacks.close(0.01)
+    Slow.go.set()
+    assert "left behind" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def Log(folder): ...", "is no class"),
+        ("class Log:\n    def __init__(self, folder): ...", "has no method to call: there are on_step"),
+        ("class Log:\n    def __init__(self, folder): ...\n    def on_stpe(self, event): ...", "Did you mean on_step"),
+        (
+            "class Log:\n    def __init__(self, folder): ...\n    def on_step(self): ...",
+            "on_step, which cannot be called with one event",
+        ),
+        ("class Log:\n    def __init__(self, folder): ...\n    async def on_step(self, event): ...", "on_step as a coroutine"),
+        ("class Log:\n    def on_step(self, event): ...", "cannot be called with"),
+    ],
+)
+def test_what_is_no_callback_is_refused(tmp_path, text, message):
+    (tmp_path / "callbacks_of_test.py").write_text(text)
+    try:
+        with pytest.raises(ConfigError, match=message):
+            load_callbacks("callbacks_of_test:Log", str(tmp_path))
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("callbacks_of_test", None)

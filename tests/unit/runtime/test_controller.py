@@ -76,7 +76,7 @@ class Executions:
 def controller() -> runtime.Controller:
     fleet = FakeFleet(SCHEDULER.num_cells, SCHEDULER.num_standalone)
     config = SimpleNamespace(scheduler=SCHEDULER, runtime=RuntimeConfig(), trainer=TrainerConfig())
-    observer = SimpleNamespace(see=lambda *_: None, say=lambda line: None, see_micro_step=lambda *_: None)
+    observer = SimpleNamespace(see=lambda *_: None, say=lambda line: None, see_micro_step=lambda *_: None, tell=lambda *_: None)
     parts = runtime.RunParts(
         scheduler=Scheduler(SCHEDULER),
         journal=Journal(),
