@@ -69,7 +69,16 @@ def environment() -> Path:
     own = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     own += [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     (site / "box.pth").write_text("\n".join([str(ROOT), *dict.fromkeys(own)]) + "\n")
-    install = ["install", "--quiet", "--no-index", "--find-links", str(WHEELS), "--requirement", str(WHEELS / "requirements.txt")]
+    install = [
+        "install",
+        "--quiet",
+        "--no-compile",
+        "--no-index",
+        "--find-links",
+        str(WHEELS),
+        "--requirement",
+        str(WHEELS / "requirements.txt"),
+    ]
     pip = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "--python", str(python)]
     subprocess.run([*pip, *install], check=True)
     (BOX / ".done").touch()
