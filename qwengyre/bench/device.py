@@ -264,7 +264,7 @@ def serve(
     switched = asyncio.run(switch_cell(switched_dir, scratch, "shm", scale.switches, device.type))
     return DeviceFigures(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "processor",
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         size=size,
         limits=limits,
         training=training,
