@@ -84,6 +84,15 @@ def of_tree(model: TreeModel, ids_T: np.ndarray, routes_TB: np.ndarray | None) -
     return model.logprobs(row, trial.every_token(row)[0]).logp_O.numpy()
 
 
+@pytest.mark.parametrize("family", [*MIXTURES, "afmoe", "ernie4_5_moe", "glm4_moe"])
+def test_routers_of_tiny_models_tell_tokens_apart(family: str):
+    """Some families begin them, or their corrections, at zero: all tokens would go to the same experts, and a test of routes show nothing."""
+    model = tiny_model(family)
+    assert all(tensor.any() for tensor in model.state_dict().values() if tensor.is_floating_point())
+    TreeModel(model, TrainerConfig())
+    assert len(np.unique(np.sort(plainly(model, np.arange(40)).routes_TB), axis=0)) > 1
+
+
 @pytest.mark.parametrize("family", MIXTURES)
 def test_an_engine_tells_the_experts_of_every_token_that_it_computes(family: str):
     served = GeneralModel(mixture(family))
