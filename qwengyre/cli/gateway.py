@@ -61,7 +61,7 @@ def gateway(
 ) -> None:
     """Serve an engine to any harness and record every token, without training.
 
-    Prints a base URL and a key for each execution. Stop it with Ctrl-C; started again with the same folder it goes on.
+    Prints a base URL and a key for each execution. Stop it with Ctrl-C; started again with the same folder, it continues.
     """
     if not engine.startswith(("http://", "https://")):
         raise ConfigError(f"{engine!r} is not a URL: expected http:// or https://", key="--engine")

@@ -20,7 +20,7 @@ def say(text: str, *, lead: str = "", err: bool = False, color: str | None = Non
 
 
 def say_progress(line: str) -> None:
-    """What goes on, on standard error: standard output is for what was asked for."""
+    """Progress, on standard error: standard output is for what was asked for."""
     say(line, err=True)
 
 

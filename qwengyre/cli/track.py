@@ -24,7 +24,7 @@ def track(
         typer.Option(metavar="TRACKER", help="tensorboard, wandb, mlflow or trackio; without it, those of the run."),
     ] = None,
 ) -> None:
-    """Send a run to trackers, from where each of them stopped. A run that goes on is followed to its end."""
+    """Send a run to trackers, from where each of them stopped. A run in progress is followed to its end."""
     from qwengyre.journal import is_in_use
     from qwengyre.tracking.feed import Feed
     from qwengyre.tracking.kinds import KINDS
@@ -43,7 +43,7 @@ def track(
                 f"no such tracker: {name}. {f'Did you mean {near}?' if near else 'There are: ' + ', '.join(KINDS)}", key="--to"
             )
         if is_running and name in config.to:
-            raise ConfigError(f"the run goes on, and sends to {name} itself", file=str(folder.path), key="--to")
+            raise ConfigError(f"the run is in progress, and sends to {name} itself", file=str(folder.path), key="--to")
         try:
             tracker = KINDS[name]()
         except ModuleNotFoundError as error:

@@ -74,7 +74,7 @@ class ShownThread(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     """Whose calls they are: `main agent`, `sub-agent` ..."""
     why: str
-    """Why it begins where it does: `retry of`, `history changed after`, `goes on from the summary of`, `beside`."""
+    """Why it begins where it does: `retry of`, `history changed after`, `continues from the summary of`, `beside`."""
     parent: str
     """The call that `why` means; "" for the first."""
     level: int
@@ -140,12 +140,12 @@ class Threads:
     def _origin(self, first: RecordedCall) -> tuple[str, CallId | None]:
         started, base = first.started, self._base(first)
         if started.hints.quotes in self.tree.calls:
-            return "goes on from the summary", started.hints.quotes
+            return "continues from the summary", started.hints.quotes
         if base is not None and started.cause is BranchCause.RETRY:
             return "asks again", base.id
         if base is not None and started.cause in (BranchCause.EXTENDS, BranchCause.RERENDERED):
             is_other = self.roles[base.id] is not self.roles[first.id]
-            return ("goes on for another purpose from" if is_other else "another answer after"), base.id
+            return ("continues for another purpose from" if is_other else "another answer after"), base.id
         if self.roles[first.id] in (Role.SUB_AGENT, Role.SUB_AGENT_SUMMARY) and (parent := self._caller(first)) is not None:
             return "started by", parent
         if base is not None:

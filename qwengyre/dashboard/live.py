@@ -74,7 +74,7 @@ class LiveScreen:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def progress(self, line: str) -> None:
-        """Show what goes on before there is a view. On a terminal it stands until the next one."""
+        """Show progress before there is a view. On a terminal it stands until the next one."""
         if self._live is None:
             self._print(one_line(line))
         else:

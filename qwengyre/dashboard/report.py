@@ -198,7 +198,7 @@ def comparison_html(runs: Sequence[RunSeries]) -> str:
 
 def state_of(run: RunSeries) -> str:
     """How a run stands, in a line."""
-    unfinished = "running" if run.is_running else "interrupted: `qwengyre train --resume` goes on"
+    unfinished = "running" if run.is_running else "interrupted: `qwengyre train --resume` continues it"
     if not run.began and not run.is_running:
         unfinished = "being prepared (a policy that is made first takes minutes), or stopped before it began"
     state = unfinished if run.ended is None else run.ended.reason

@@ -22,7 +22,7 @@ from qwengyre.dashboard.text_search import MAX_HITS
 from qwengyre.telemetry.records import FINISHED
 
 LIVE_S: Final = 3
-"""Seconds between two looks of an open page while a run goes on."""
+"""Seconds between two looks of an open page at a run in progress."""
 MIN_SEARCH_CHARS: Final = 2
 READING_S: Final = 0.5
 """Longest time that one answer spends on reading a journal; the page looks again at once."""

@@ -1,6 +1,6 @@
 """The lines of metrics.jsonl: what the report, the dashboard and TensorBoard are made of.
 
-`at` is seconds on the run's clock, which goes on where it stopped when a run is resumed. A step that is done again after a
+`at` is seconds on the run's clock, which continues where it stopped when a run is resumed. A step that is done again after a
 kill is written again; the later line counts.
 """
 

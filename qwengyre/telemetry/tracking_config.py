@@ -26,7 +26,7 @@ class TrackingConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     checkpoints: bool = False
     """Send each checkpoint as an artifact, weights and all (wandb, mlflow)."""
     prometheus: str = ""
-    """`host:port` where the newest numbers can be scraped as Prometheus text, for as long as the run goes on."""
+    """`host:port` where the newest numbers can be scraped as Prometheus text, for as long as the run lasts."""
     every_s: float = 5.0
     """How often a tracker looks for what is new."""
     finish_s: float = 30.0

@@ -66,7 +66,7 @@ def estimate_remaining(step_ends_s: Sequence[float], num_steps: int) -> float | 
 
 
 class Screen(Protocol):
-    """What a run tells while it goes on: `dashboard/live.py` on a terminal."""
+    """What a run tells during its course: `dashboard/live.py` on a terminal."""
 
     def update(self, view: View) -> None:
         """This moment, in place of the one before. Called a few times a second."""
@@ -77,7 +77,7 @@ class Screen(Protocol):
         ...
 
     def progress(self, line: str) -> None:
-        """What goes on before there is a view."""
+        """Progress before there is a view."""
         ...
 
     def announce(self, line: str) -> None:

@@ -129,8 +129,8 @@ def test_a_conversation_is_read_by_the_runs_own_renderer(browser: TestClient):
             "e000000-2",
             [
                 ("main agent", ""),
-                ("main agent, summary", "goes on for another purpose from c4"),
-                ("main agent", "goes on from the summary c5"),
+                ("main agent, summary", "continues for another purpose from c4"),
+                ("main agent", "continues from the summary c5"),
             ],
         ),
         ("e000000-3", [("main agent", ""), ("main agent", "asks again c0")]),
