@@ -31,6 +31,7 @@ COMMANDS: Final[Commands] = {
     "tasks": ("qwengyre.cli.tasks:COMMANDS", "Check task folders."),
     "warmup": ("qwengyre.cli.warmup:warmup", "Make the small policy that a run on a CPU starts from."),
     "runs": ("qwengyre.cli.runs:runs", "List the runs of a folder, and make room on its disk."),
+    "images": ("qwengyre.cli.images:images", "List the unpacked images of tasks, and make room on their disk."),
     "inspect": ("qwengyre.cli.inspect:inspect", "List the executions of a run, or show the tree of one."),
     "export": ("qwengyre.cli.export:export", "Write the trajectories of a run as Parquet or SFT data."),
     "export-model": ("qwengyre.cli.export_model:export_model", "Write a policy of a run as a folder that any tool opens."),

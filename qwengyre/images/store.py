@@ -4,7 +4,7 @@
     names/HEX                       what a name of a registry, or the content of a folder that was built, led to
     tmp/HEX, locks/HEX              what is being made, by one process at a time
 
-Nothing of the store is removed here. While no run uses it, any part of it may be.
+Nothing of the store is removed here, but by `room` while no process uses it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from qwengyre.images.config import SandboxConfig
 from qwengyre.images.formats import on_disk, stored_image
 from qwengyre.images.image import Image, described
 from qwengyre.images.reference import Reference, parse_reference
+from qwengyre.images.room import hold
 from qwengyre.images.unpack import FULL, MIB, Bounds, Unpacker
 from qwengyre.images.wanted import WantedImage
 
@@ -54,6 +55,7 @@ class ImageStore:
             for name in ("images", "names", "tmp", "locks"):
                 (self.folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
             self.folder.chmod(0o700)
+            hold(self.folder)
         except OSError as error:
             raise ImageError(f"sandbox.store: {self.folder} cannot be used: {error.strerror}") from None
 
@@ -117,6 +119,7 @@ class ImageStore:
     def _image(self, digest: str, name: str, wanted: WantedImage) -> Image:
         folder = self._path(digest)
         record = msgspec.json.decode((folder / "image.json").read_bytes(), type=_Record)
+        os.utime(folder / "image.json")  # used now: `room` removes what nobody uses
         num_bytes, num_entries, left_out = record.num_bytes, record.num_entries, record.left_out
         image = Image(name, digest, str(folder / "root"), num_bytes=num_bytes, num_entries=num_entries, left_out=left_out)
         return described(record.config, wanted, image)
