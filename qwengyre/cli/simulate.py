@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 PolicyOption = Annotated[
     list[str] | None,
-    typer.Option("--policy", help=f"Policy to simulate; may be repeated. Default: all of {', '.join(POLICY_NAMES)}."),
+    typer.Option(
+        "--policy", help=f"Policy to simulate; may be repeated. Default: all of {', '.join(POLICY_NAMES)}. Also: toggle."
+    ),
 ]
 OrderOption = Annotated[
     str, typer.Option(help="Who starts first of a publish: dispatch, or longest-first, which needs --set foresight_error=.")

@@ -20,7 +20,7 @@ from qwengyre.scheduler.config import OrderName
 from qwengyre.sim.compare import Report, effective
 from qwengyre.sim.planner import Plan, plan_toml
 from qwengyre.sim.results import Drawn, DurationSource, Result
-from qwengyre.sim.settings import POLICY_NAMES
+from qwengyre.sim.settings import POLICY_NAMES, VARIANTS
 from qwengyre.sim.units import TimeUnit, num_seeds, show_hours, unit_for
 from qwengyre.sim.workload import Workload, load_workload, to_workload
 from qwengyre.telemetry.folder import RunFolder
@@ -64,8 +64,8 @@ def read_seeds(text: str) -> list[int]:
 
 def read_policies(names: Sequence[str] | None) -> list[str]:
     for name in names or ():
-        if name not in POLICY_NAMES:
-            raise ConfigError(f"{name!r} is not one of {', '.join(POLICY_NAMES)}", key="--policy")
+        if name not in VARIANTS:
+            raise ConfigError(f"{name!r} is not one of {', '.join(VARIANTS)}", key="--policy")
     return list(names or POLICY_NAMES)
 
 

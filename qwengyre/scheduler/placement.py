@@ -108,17 +108,24 @@ class Placement:
             self._enter(live, server)
             out.append(Start(live.execution, live.attempt, server.server))
 
-    def hand_over(self, leaving: Sequence[ServerId]) -> dict[ServerId, tuple[Move, ...]]:
+    def hand_over(self, leaving: Sequence[ServerId], holds: list[AnyCommand] | None = None) -> dict[ServerId, tuple[Move, ...]]:
         """Close the cells that leave, all of them first, and reserve a slot for each of their executions.
 
         Destinations that serve longer come first: standalone engines, then the last cells. The waterlevel rule
-        guarantees the room.
+        guarantees the room; a policy that pauses executions gives `holds`, which takes a `Hold` for each without room.
         """
         executions = {server: self._close(server) for server in leaving}
-        return {server: tuple(self._move(execution) for execution in executions[server]) for server in leaving}
+        moves: dict[ServerId, tuple[Move, ...]] = {}
+        for server in leaving:
+            found = [self._move(execution, holds) for execution in executions[server]]
+            moves[server] = tuple(move for move in found if move is not None)
+        return moves
 
-    def _move(self, execution: ExecutionId) -> Move:
+    def _move(self, execution: ExecutionId, holds: list[AnyCommand] | None) -> Move | None:
         server = self._last_with_room()
+        if server is None and holds is not None:
+            self._hold(self.live[execution], holds)
+            return None
         assert server is not None, f"no room for {execution}: the waterlevel rule was not kept"
         self._enter(self.live[execution], server)
         return Move(execution, server.server)
@@ -131,9 +138,12 @@ class Placement:
                 self._enter(live, server)
                 out.append(Route(execution, server.server))
             else:
-                live.server = None
-                self.held[execution] = live
-                out.append(Hold(execution))
+                self._hold(live, out)
+
+    def _hold(self, live: Live, out: list[AnyCommand]) -> None:
+        live.server = None
+        self.held[live.execution] = live
+        out.append(Hold(live.execution))
 
     def _close(self, server_id: ServerId) -> list[ExecutionId]:
         server = self.servers.pop(server_id, None)

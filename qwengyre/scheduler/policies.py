@@ -5,7 +5,7 @@ Elastic is the paper's; the comparisons are Colocate and Async under the same di
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from qwengyre.core.ids import CORE
 from qwengyre.scheduler.cells import Cell, CellState
@@ -26,6 +26,9 @@ def may_leave(waterlevel: int, capacity: int, cell_share: int) -> bool:
 class Policy(Protocol):
     """Pure decisions over the state."""
 
+    pauses: ClassVar[bool]
+    """Cells leave whatever still runs on them; who finds no room elsewhere is held until they are back."""
+
     def serves(self, state: State, cell: Cell) -> bool:
         """Whether the cell takes executions when it is in rollout."""
 
@@ -39,11 +42,13 @@ class Policy(Protocol):
 class Elastic:
     """One cell at a time, as the waterlevel falls; a growing prefix until the burst ends."""
 
+    pauses: ClassVar[bool] = False
+
     def serves(self, state: State, cell: Cell) -> bool:
         return True
 
     def leavers(self, state: State) -> list[Cell]:
-        if state.cells.num_in_transit or not _is_join_window_open(state):
+        if state.cells.num_in_transit or not is_join_window_open(state):
             return []
         cell = state.cells.next_to_leave()
         if cell is None or not may_leave(state.waterlevel, state.capacity, state.config.slots_per_cell):
@@ -72,11 +77,13 @@ class Elastic:
 class Colocate:
     """All cells together, when what never leaves can serve what is unfinished (without standalone engines: w = 0)."""
 
+    pauses: ClassVar[bool] = False
+
     def serves(self, state: State, cell: Cell) -> bool:
         return True
 
     def leavers(self, state: State) -> list[Cell]:
-        if state.cells.num_in_transit or not _is_join_window_open(state):
+        if state.cells.num_in_transit or not is_join_window_open(state):
             return []
         cell = state.cells.next_to_leave()
         if cell is None:
@@ -98,6 +105,8 @@ class Colocate:
 class Async:
     """A fixed split: the first cells go to training when the run starts and never come back; the others never leave."""
 
+    pauses: ClassVar[bool] = False
+
     def serves(self, state: State, cell: Cell) -> bool:
         return cell.cell >= state.config.training_cells
 
@@ -113,7 +122,7 @@ class Async:
 POLICIES: Final[dict[PolicyName, type[Policy]]] = {"elastic": Elastic, "colocate": Colocate, "async": Async}
 
 
-def _is_join_window_open(state: State) -> bool:
+def is_join_window_open(state: State) -> bool:
     """Who arrives now can still join a step of this burst: it shuts at the optimizer of the last step, and while publishing."""
     if state.must_publish or state.training.state is StepState.PUBLISHING:
         return False

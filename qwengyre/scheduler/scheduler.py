@@ -37,7 +37,7 @@ from qwengyre.scheduler.commands import (
 )
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.placement import STANDALONE_RANK
-from qwengyre.scheduler.policies import POLICIES
+from qwengyre.scheduler.policies import POLICIES, Policy
 from qwengyre.scheduler.state import State
 from qwengyre.scheduler.training import CoreLost, StepState
 from qwengyre.scheduler.validate import Invariants
@@ -53,9 +53,9 @@ class Scheduler:
     ['Regroup', 'Dispatch', 'Start', 'Start']
     """
 
-    def __init__(self, config: SchedulerConfig):
+    def __init__(self, config: SchedulerConfig, policy: Policy | None = None):
         self.state = State(config)
-        self.policy = POLICIES[config.policy]()
+        self.policy = policy or POLICIES[config.policy]()
         self._invariants = Invariants()
         self._next_ticket = 1
 
@@ -159,7 +159,7 @@ class Scheduler:
 
     def _leave(self, leavers: Iterable[Cell], out: Out) -> None:
         leavers = list(leavers)
-        moves = self.state.placement.hand_over([cell.server for cell in leavers])
+        moves = self.state.placement.hand_over([cell.server for cell in leavers], out if self.policy.pauses else None)
         for cell in leavers:
             cell.ticket = self._ticket()
             self._start(Drain(cell.ticket, cell.cell, moves[cell.server]), out)

@@ -29,9 +29,9 @@ class Invariants:
         _check_counts(state)
         _check_roles(state)
         _check_step(state)
-        self._check_change(state)
+        self._check_change(state, policy)
 
-    def _check_change(self, state: State) -> None:
+    def _check_change(self, state: State, policy: Policy) -> None:
         now = state.num_bursts, state.waterlevel
         if state.version >= 0 and (self._burst is None or self._burst[0] != state.num_bursts):
             self._num_groups_due = max(self._num_groups_due, state.config.num_groups_due(state.version))
@@ -43,7 +43,7 @@ class Invariants:
             _fail("an execution ends once", f"{self._ended} -> {state.num_ended} ended")
         draining = [c for c in state.cells.all if c.state is CellState.DRAINING and not c.is_turning]
         has_left = draining and self._num_out_of_rollout < len(state.cells.prefix)
-        if has_left and state.config.traits.switches and state.waterlevel > state.capacity:
+        if has_left and state.config.traits.switches and not policy.pauses and state.waterlevel > state.capacity:
             _fail("what stays can serve w when a cell leaves", f"w = {state.waterlevel} > C = {state.capacity}")
         self._burst, self._ended, self._num_out_of_rollout = now, state.num_ended, len(state.cells.prefix)
 

@@ -17,6 +17,7 @@ from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.sim.durations import Durations
 from qwengyre.sim.meters import Meters
+from qwengyre.sim.rivals import Toggle
 from qwengyre.sim.servers import Independent, Servers, Shared
 from qwengyre.sim.settings import Pool
 from qwengyre.sim.workload import Workload
@@ -41,7 +42,7 @@ class SimDriver:
         retune: Callable[[Scheduler, ev.Event, Sequence[cmd.Command]], ev.Retuned | None] | None = None,
     ):
         self.workload, self.pool = workload, pool
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, Toggle() if pool.pauses else None)
         self.durations = durations
         self.now = 0.0
         self._retune = retune
@@ -57,6 +58,11 @@ class SimDriver:
         self._sequence = 0
         self._node_seconds: dict[MicroStepId, float] = {}
         self._dropped: dict[int, list[int]] = {}
+        self._held_at: dict[ExecutionId, float] = {}
+        self._paused_s: dict[ExecutionId, float] = {}
+        """How long executions were held that the overall timeout has not allowed for yet."""
+        self._left_s: dict[ExecutionId, float] = {}
+        """What the overall timeout leaves of executions whose time would have been up while they are held."""
         self.servers: Servers = (
             Shared(self._schedule, workload, pool.nodes)
             if workload.decode_share and workload.slowdown > 1
@@ -102,6 +108,13 @@ class SimDriver:
         if live is None:
             return None
         if stamp == OVERALL_TIMEOUT:
+            paused_s = self._paused_s.pop(execution, 0.0)
+            if execution in self._held_at:
+                self._left_s[execution] = paused_s + at - self._held_at[execution]
+                return None
+            if paused_s:
+                self._schedule(at + paused_s, execution, OVERALL_TIMEOUT)
+                return None
             group, index = group_of(execution), index_of(execution)
             self._dropped.setdefault(group, []).append(index)
             self.meters.num_dropped += 1
@@ -137,9 +150,16 @@ class SimDriver:
         self._answer(ev.CellDrained(self.now, command.ticket, command.cell))
 
     def _route(self, command: cmd.Route) -> None:
+        held_at = self._held_at.pop(command.execution, None)
+        if command.execution in self._left_s:
+            self._schedule(self.now + self._left_s.pop(command.execution), command.execution, OVERALL_TIMEOUT)
+        elif held_at is not None:
+            self._paused_s[command.execution] = self._paused_s.get(command.execution, 0.0) + self.now - held_at
         self.servers.move(command.execution, command.server, self.now, self.workload.move_stall_s)
 
     def _hold(self, command: cmd.Hold) -> None:
+        """What is held does not grow older: a pause is no time that the execution had."""
+        self._held_at[command.execution] = self.now
         self.servers.move(command.execution, None, self.now, 0.0)
 
     def _prepare_group(self, command: cmd.PrepareGroup) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from qwengyre.sim.trees import tree_cost
 from qwengyre.sim.workload import Workload
 
 
@@ -34,7 +35,11 @@ class Durations:
         z_GN = rng.standard_normal(shape)
         hours_GN = workload.median_h * np.exp(workload.sigma_query * z_G[:, None] + workload.sigma_execution * z_GN)
         t = workload.train_share_by_duration
-        share = workload.train_node_hours_per_step / (workload.groups_per_step * workload.executions_per_group)
+        share = (
+            workload.train_node_hours_per_step
+            * tree_cost(workload.distinct_share)
+            / (workload.groups_per_step * workload.executions_per_group)
+        )
         train_GN = share * ((1 - t) + t * hours_GN / hours_GN.mean())
         drawn = cls(hours_GN * 3600, train_GN * 3600, workload.micro_steps_per_group)
         if workload.foresight_error is not None:

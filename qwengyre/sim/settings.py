@@ -22,6 +22,9 @@ class Variant(NamedTuple):
     has_standalone: bool = False
     """Some nodes never switch, and there must be some."""
 
+    pauses: bool = False
+    """The pool trains whatever still runs (`rivals.Toggle`)."""
+
     @property
     def is_split(self) -> bool:
         """Nodes that never switch make the comparison, so their number is searched."""
@@ -37,6 +40,8 @@ VARIANTS: Final[dict[str, Variant]] = {
     "colocate-standalone-streaming": Variant("colocate", streaming=True, is_one_cell=True, has_standalone=True),
 }
 POLICY_NAMES: Final = tuple(VARIANTS)
+"""What is compared unless one is named."""
+VARIANTS["toggle"] = Variant("colocate", is_one_cell=True, pauses=True)
 OURS: Final = "elastic"
 """What the others are compared with."""
 
@@ -65,8 +70,8 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     """Elastic plans mu, phi, two_way and backlog again as it goes, within `max_staleness`."""
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICY_NAMES:
-            raise ValueError(f"policy {self.policy!r} is not one of {', '.join(POLICY_NAMES)}")
+        if self.policy not in VARIANTS:
+            raise ValueError(f"policy {self.policy!r} is not one of {', '.join(VARIANTS)}")
 
     @property
     def variant(self) -> Variant:
@@ -79,6 +84,8 @@ class Pool(msgspec.Struct, frozen=True):
     cell_nodes: int
     standalone_nodes: int
     """Of the one standalone engine, 0 if there is none."""
+    pauses: bool = False
+    """The pool trains whatever still runs on it."""
 
     def nodes(self, server: ServerId) -> int:
         return self.standalone_nodes if is_standalone(server) else self.cell_nodes
@@ -103,6 +110,11 @@ def build(workload: Workload, setting: Setting) -> tuple[SchedulerConfig, Pool]:
     if is_fixed and (setting.training_nodes % cell_nodes or not 0 < setting.training_nodes < workload.nodes):
         raise ValueError(
             f"training_nodes = {setting.training_nodes} must be a multiple of {cell_nodes} nodes, above 0 and below {workload.nodes}"
+        )
+    if variant.pauses and (setting.steps_per_burst or workload.steps_per_burst) > 1:
+        raise ValueError(
+            f"{setting.policy} returns to rollout at a publish only, and what it paused would never end before: "
+            "set steps_per_burst = 1 of the workload"
         )
     if setting.order != "dispatch" and workload.foresight_error is None:
         raise ValueError(
@@ -130,4 +142,4 @@ def build(workload: Workload, setting: Setting) -> tuple[SchedulerConfig, Pool]:
         max_staleness=setting.max_staleness,
         tune=setting.tune and TRAITS[variant.policy].leaves_one_by_one,
     )
-    return config, Pool(cell_nodes, standalone)
+    return config, Pool(cell_nodes, standalone, variant.pauses)

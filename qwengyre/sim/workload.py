@@ -46,6 +46,11 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """An execution older than this since it started is dropped; its group still counts."""
     train_node_hours_per_step: float
     """Training work of one step."""
+    distinct_share: float = 1.0
+    """Tokens that an execution's chosen paths do not share, as a share of all their tokens. 1: each path is trained by itself.
+
+    `train_node_hours_per_step` is what the paths cost one by one; trees cost what was measured (docs/training.md).
+    """
     train_share_by_duration: float
     """Share t of an execution's training work that grows with its duration."""
     micro_steps_per_group: int
@@ -101,7 +106,8 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 getattr(self, name) <= MAX_SIGMA,
                 f"{name} = {getattr(self, name):g} is the standard deviation of a log-duration (0.1 to 0.6 is usual): at most {MAX_SIGMA}",
             )
-        for name in ("train_share_by_duration", "decode_share"):
+        _require(self.distinct_share > 0, f"distinct_share = {self.distinct_share} must be above zero: every path has a token")
+        for name in ("train_share_by_duration", "decode_share", "distinct_share"):
             _require(getattr(self, name) <= 1, f"{name} = {getattr(self, name)} is a share: at most 1")
         _require(self.slowdown >= 1, f"slowdown = {self.slowdown} must be at least 1: a loaded server is not faster")
         _require(self.nodes <= MAX_NODES, f"nodes = {self.nodes} is beyond {MAX_NODES}, the most that are simulated")

@@ -282,3 +282,17 @@ def test_front_has_no_result_that_another_beats():
     for one in front:
         assert not any(r.hours < one.hours and r.staleness_mean <= one.staleness_mean for r in results)
     assert np.all(np.diff([r.hours for r in front]) < 0)
+
+
+def test_a_pool_that_toggles_trains_while_executions_wait_and_drops_the_same_as_colocate():
+    workload = msgspec.structs.replace(WORKLOADS["tb_v1"], steps=6)
+    ahead = Setting(policy="toggle", steps_per_burst=1, dispatch_depth=1.0)
+    toggle, colocate = (
+        run_job(SimulationJob(Drawn(workload), msgspec.structs.replace(ahead, policy=policy), 0))
+        for policy in ("toggle", "colocate")
+    )
+    assert toggle.hours < 0.8 * colocate.hours, "it does not wait until nobody runs"
+    assert toggle.dropped == colocate.dropped > 0, "a pause is no time that an execution had"
+    assert toggle.bound_joint <= toggle.hours
+    with pytest.raises(ValueError, match="set steps_per_burst = 1"):
+        build(workload, Setting(policy="toggle"))
