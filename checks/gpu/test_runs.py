@@ -19,9 +19,12 @@ from tests.integration.run_kit import RunKit, executions_done, summary
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_tiny_run_of_three_cells_ends_with_nothing_lost(device: torch.device, tmp_path: Path, note: Note):
+def test_a_tiny_run_of_three_cells_that_serve_snapshots_on_ends_with_nothing_lost(
+    device: torch.device, tmp_path: Path, note: Note
+):
+    """The core sends each snapshot once: every other reader has it from a cell that has read it."""
     kit = RunKit(tmp_path, steps=2)
-    keys = (f"trainer.device={device.type}", f"engine.device={device.type}")
+    keys = (f"trainer.device={device.type}", f"engine.device={device.type}", "transfer.transport=tcp", "transfer.fanout=1")
     folder = kit.run(*(part for key in keys for part in ("--set", key)))
     found = summary(folder)
     note(executions=len(executions_done(folder)), max_logprob_gap=found.max_logprob_gap, calls_moved=found.calls_moved)
