@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
             self.send(said)
         if hello.is_over and self._tls is None:
             self._welcome()
-        elif hello.is_over:
+        elif hello.is_over and self._tls is not None:
             assert self._transport is not None
             self._transport.pause_reading()  # what comes next is TLS, and goes to who can read it
             self._securing = asyncio.get_running_loop().create_task(self._secure(self._tls))

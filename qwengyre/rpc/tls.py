@@ -30,11 +30,11 @@ MOST_ROUNDS: Final = 10
 class TlsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """TLS 1.3 between the processes of a run: both ends show a certificate of the run's own CA. Give all three files, or none."""
 
-    cert: LocalPath = ""
+    cert: LocalPath = LocalPath("")
     """This node's certificate, with those between it and the CA, as PEM. On every node at this path."""
-    key: LocalPath = ""
+    key: LocalPath = LocalPath("")
     """Its private key, as PEM, without a passphrase; readable by this user only."""
-    ca: LocalPath = ""
+    ca: LocalPath = LocalPath("")
     """The certificate of the run's own CA, as PEM. Whoever has a certificate of it counts as a node: take none of a public CA."""
     sums_trust_network: bool = False
     """gloo, which sums gradients, speaks no TLS in torch's builds. Set it to true if sums between nodes go through a tunnel, or over a network

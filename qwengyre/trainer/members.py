@@ -85,8 +85,10 @@ class Members:
 
     def close(self) -> None:
         """Drop every group. Peers that still wait get an error at once or at their deadline."""
-        for open_one in (*self._sums.values(), *self._groups.values()):
-            open_one.abort()
+        for sums in self._sums.values():
+            sums.abort()
+        for group in self._groups.values():
+            group.abort()
         self._sums.clear()
         self._groups.clear()
 

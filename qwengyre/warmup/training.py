@@ -57,7 +57,7 @@ def _mixture(config: WarmupConfig, sizes: dict[str, Any]) -> PreTrainedModel:
 
     width = 2 * config.hidden_size // NUM_CHOSEN
     experts = {"num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_CHOSEN, "moe_intermediate_size": width}
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts, decoder_sparse_step=1, norm_topk_prob=True))
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**sizes, **experts}, decoder_sparse_step=1, norm_topk_prob=True))
 
 
 def _hybrid(config: WarmupConfig, sizes: dict[str, Any]) -> PreTrainedModel:
@@ -67,7 +67,7 @@ def _hybrid(config: WarmupConfig, sizes: dict[str, Any]) -> PreTrainedModel:
     heads = {f"linear_num_{what}_heads": config.num_heads for what in ("key", "value")}
     widths = {f"linear_{what}_head_dim": config.hidden_size // config.num_heads for what in ("key", "value")}
     kinds = ["full_attention" if layer % 2 else "linear_attention" for layer in range(config.num_layers)]
-    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**sizes, **heads, **widths, linear_conv_kernel_dim=4, layer_types=kinds))
+    return Qwen3_5ForCausalLM(Qwen3_5TextConfig(**{**sizes, **heads, **widths}, linear_conv_kernel_dim=4, layer_types=kinds))
 
 
 _MAKERS: dict[str, Callable[[WarmupConfig, dict[str, Any]], PreTrainedModel]] = {
