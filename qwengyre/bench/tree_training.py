@@ -28,7 +28,7 @@ from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms
 from qwengyre.trainer.rows import Targets
 from qwengyre.trainer.tree_model import TreeModel
-from qwengyre.trajectory.layout import LayoutPath, TreeRow, build_row
+from qwengyre.trajectory.layout import LayoutPath, build_row
 
 if TYPE_CHECKING:
     from transformers import Qwen3ForCausalLM
@@ -165,7 +165,7 @@ class Work:
         self.row = build_row(case.paths)
         token_row_O = np.flatnonzero(self.row.parent_R >= 0)
         self.token_row_O = token_row_O[np.argsort(self.row.parent_R[token_row_O], kind="stable")]
-        self.targets = targets_of(self.row, self.token_row_O)
+        self.targets = Targets.of_rows(self.row, self.token_row_O)
         self.coef_O = torch.from_numpy(np.random.default_rng(1).normal(size=len(token_row_O)).astype(np.float32))
         self.chunk_tokens = chunk_tokens
 
@@ -193,7 +193,7 @@ class Work:
             own_T = torch.from_numpy(rows_T[1:])
             coef_T = coef_R[own_T]
             coef_R[own_T] = 0
-            output = model.train(row, targets_of(row, np.arange(1, row.num_rows)), _constant(coef_T))
+            output = model.train(row, Targets.of_rows(row, np.arange(1, row.num_rows)), _constant(coef_T))
             logp_R[own_T] = output.logp_O
         return logp_R[self.token_row_O]
 
@@ -249,20 +249,3 @@ class Work:
     def _tree(self, chunk_tokens: int) -> Tensor:
         model = TreeModel(self.model, TrainerConfig(chunk_tokens=chunk_tokens))
         return model.train(self.row, self.targets, lambda logp: self.coef_O).logp_O
-
-
-def targets_of(row: TreeRow, token_row_O: np.ndarray) -> Targets:
-    """Every row of `token_row_O` is a target, temperature 1."""
-    num = len(token_row_O)
-    zeros_O, none_O = np.zeros(num), np.zeros(num, np.int64)
-    return Targets(
-        row_O=row.parent_R[token_row_O].astype(np.int64),
-        token_O=row.token_ids_R[token_row_O].astype(np.int64),
-        behavior_O=zeros_O,
-        advantage_O=zeros_O,
-        temperature_O=np.ones(num),
-        weight_O=zeros_O,
-        trajectory_O=none_O,
-        num_tokens_J=np.array([num]),
-        origin_J=(),
-    )

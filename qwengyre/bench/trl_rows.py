@@ -53,19 +53,7 @@ def as_row(packed: dict[str, Tensor]) -> tuple[TreeRow, Targets, np.ndarray]:
     token_ids_R, position_R = packed["input_ids"].numpy().astype(np.int32), packed["position_ids"].numpy().astype(np.int32)
     row = TreeRow(token_ids_R, position_R, np.full(len(token_ids_R), -1, np.int32), (), (), ())
     order = np.argsort(packed["token_index"].numpy(), kind="stable")
-    num = len(order)
-    zeros_O, none_O = np.zeros(num), np.zeros(num, np.int64)
-    targets = Targets(
-        row_O=packed["token_index"].numpy()[order],
-        token_O=packed["targets"].numpy()[order],
-        behavior_O=zeros_O,
-        advantage_O=zeros_O,
-        temperature_O=np.ones(num),
-        weight_O=zeros_O,
-        trajectory_O=none_O,
-        num_tokens_J=np.array([num]),
-        origin_J=(),
-    )
+    targets = Targets.plain(packed["token_index"].numpy()[order], packed["targets"].numpy()[order])
     return row, targets, order
 
 

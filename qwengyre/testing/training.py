@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from qwengyre.core.ids import ExecutionId, GroupId, MicroStepId
 from qwengyre.core.records import CONTEXT_VERSION, MicroStep, PathSegment, Role, TrainingExecution, Trajectory
+from qwengyre.trainer import trial
 from qwengyre.trainer.norms import replace_norms
 from qwengyre.trainer.rows import Targets
 from qwengyre.trajectory.layout import LayoutPath, TreeRow
@@ -129,22 +131,12 @@ def random_paths(
 
 
 def every_token(row: TreeRow) -> tuple[Targets, np.ndarray]:
-    """Targets for every token that has one before it, and the rows of those tokens (O,)."""
-    token_row_O = np.flatnonzero(row.parent_R >= 0)
-    token_row_O = token_row_O[np.argsort(row.parent_R[token_row_O], kind="stable")]
-    num = len(token_row_O)
-    targets = Targets(
-        row_O=row.parent_R[token_row_O].astype(np.int64),
-        token_O=row.token_ids_R[token_row_O].astype(np.int64),
-        behavior_O=np.zeros(num),
-        advantage_O=np.ones(num),
-        temperature_O=np.full(num, TEMPERATURE),
-        weight_O=np.ones(num),
-        trajectory_O=np.zeros(num, np.int64),
-        num_tokens_J=np.array([num]),
-        origin_J=(("e000000-0", 0),),
-    )
-    return targets, token_row_O
+    """Targets of advantage 1 for every token that has one before it, and the rows of those tokens (O,)."""
+    targets, token_row_O = trial.every_token(row)
+    ones_O = targets.temperature_O
+    origin_J = (("e000000-0", 0),)
+    changed = {"advantage_O": ones_O, "weight_O": ones_O, "temperature_O": TEMPERATURE * ones_O, "origin_J": origin_J}
+    return msgspec.structs.replace(targets, **changed), token_row_O
 
 
 def paths_alone(

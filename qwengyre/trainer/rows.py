@@ -37,6 +37,28 @@ class Targets(msgspec.Struct, frozen=True):
     squared_advantages: float = 0.0
     """Sum over executions; one of which only a part is here counts by that part of its tokens."""
 
+    @classmethod
+    def plain(cls, row_O: np.ndarray, token_O: np.ndarray) -> Targets:
+        """For log-probs at temperature 1 alone: no advantages, one trajectory."""
+        num = len(row_O)
+        zeros_O = np.zeros(num)
+        return cls(
+            row_O=row_O,
+            token_O=token_O,
+            behavior_O=zeros_O,
+            advantage_O=zeros_O,
+            temperature_O=np.ones(num),
+            weight_O=zeros_O,
+            trajectory_O=np.zeros(num, np.int64),
+            num_tokens_J=np.array([num]),
+            origin_J=(),
+        )
+
+    @classmethod
+    def of_rows(cls, row: TreeRow, token_row_O: np.ndarray) -> Targets:
+        """`plain` ones for the tokens of some rows that have one before them, sorted by that one."""
+        return cls.plain(row.parent_R[token_row_O].astype(np.int64), row.token_ids_R[token_row_O].astype(np.int64))
+
     def counters(self) -> list[float]:
         """What a step sums besides the gradient (NUM_COUNTERS,): tokens, trajectories, squared advantages."""
         return [len(self.token_O), len(self.num_tokens_J), self.squared_advantages]

@@ -195,20 +195,7 @@ def every_token(row: TreeRow) -> tuple[Targets, np.ndarray]:
     """Every token that has one before it, at temperature 1; and the rows of those tokens (O,)."""
     token_row_O = np.flatnonzero(row.parent_R >= 0)
     token_row_O = token_row_O[np.argsort(row.parent_R[token_row_O], kind="stable")]
-    num = len(token_row_O)
-    zeros_O, none_O = np.zeros(num), np.zeros(num, np.int64)
-    targets = Targets(
-        row_O=row.parent_R[token_row_O].astype(np.int64),
-        token_O=row.token_ids_R[token_row_O].astype(np.int64),
-        behavior_O=zeros_O,
-        advantage_O=zeros_O,
-        temperature_O=np.ones(num),
-        weight_O=zeros_O,
-        trajectory_O=none_O,
-        num_tokens_J=np.array([num]),
-        origin_J=(),
-    )
-    return targets, token_row_O
+    return Targets.of_rows(row, token_row_O), token_row_O
 
 
 def _vocabulary(model: PreTrainedModel) -> int:
