@@ -20,7 +20,7 @@ USERS: Final = "users"
 _held: dict[Path, int] = {}
 
 
-class StoredImage(msgspec.Struct, frozen=True):
+class UnpackedImage(msgspec.Struct, frozen=True):
     """One unpacked image."""
 
     folder: Path
@@ -53,7 +53,7 @@ def alone_in(store: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def stored_images(store: Path) -> list[StoredImage]:
+def stored_images(store: Path) -> list[UnpackedImage]:
     """The one that was used last first."""
     names: dict[str, list[Path]] = {}
     for name in (store / "names").iterdir():
@@ -62,17 +62,17 @@ def stored_images(store: Path) -> list[StoredImage]:
     for folder in (store / "images").iterdir():
         record = folder / "image.json"
         size = msgspec.json.decode(record.read_bytes(), type=dict)["num_bytes"]
-        found.append(StoredImage(folder, size, record.stat().st_mtime, tuple(names.get(folder.name, ()))))
+        found.append(UnpackedImage(folder, size, record.stat().st_mtime, tuple(names.get(folder.name, ()))))
     return sorted(found, key=lambda image: image.used_at, reverse=True)
 
 
-def unused_for(images: list[StoredImage], seconds: float, now: float | None = None) -> list[StoredImage]:
+def unused_for(images: list[UnpackedImage], seconds: float, now: float | None = None) -> list[UnpackedImage]:
     """Those that nobody got within the last `seconds`."""
     now = time.time() if now is None else now
     return [image for image in images if now - image.used_at >= seconds]
 
 
-def remove(store: Path, image: StoredImage, remove_tree: Callable[[Path], None]) -> None:
+def remove(store: Path, image: UnpackedImage, remove_tree: Callable[[Path], None]) -> None:
     """Take an image out of the store, whole at once, then its files. Held in `alone_in`."""
     for name in image.names:
         name.unlink(missing_ok=True)
