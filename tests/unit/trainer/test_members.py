@@ -132,7 +132,8 @@ class Group:
     """Two ends of one gloo group, as somebody gets it who was quicker than the right one."""
 
     def __init__(self, store: KeyStore) -> None:
-        self.stores = [SecretStore(StoreClient(store.address, SECRET, COMES_S)) for _ in range(2)]
+        self.clients = [StoreClient(store.address, SECRET, COMES_S) for _ in range(2)]
+        self.stores = [SecretStore(client) for client in self.clients]
         self.ends = together(2, self._open)
 
     def _open(self, rank: int) -> dist.ProcessGroupGloo:
@@ -144,6 +145,8 @@ class Group:
     def close(self) -> None:
         for end in self.ends:
             end.abort()
+        for client in self.clients:
+            client.close()
 
 
 KEY = group_key(SECRET, "store", "group")
