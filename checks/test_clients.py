@@ -80,7 +80,10 @@ CLIENTS = {
     "openai-agents": Client("openai-agents", "python", OPENAI, "context_length_exceeded"),
     "pydantic-ai": Client("pydantic-ai", "python", (*ALL, "gemini"), "ModelContextWindowExceededError"),
     "langchain": Client("langchain", "python", ALL, "ContextOverflowError"),
-    "smolagents": Client("smolagents", "python", ("chat", "messages"), "AgentGenerationError", last=FINAL_ANSWER),
+    # tells the policy's calls to the policy as text of its own ("Calling tools: ..."): what comes back is not what was said
+    "smolagents": Client(
+        "smolagents", "python", ("chat", "messages"), "AgentGenerationError", causes=("diverges", "diverges"), last=FINAL_ANSWER
+    ),
     "vercel": Client("vercel", "node", (*ALL, "gemini"), "AI_APICallError"),
     "google-genai": Client("google-genai", "google", ("gemini",), "ClientError"),
 }
@@ -176,7 +179,8 @@ def test_every_turn_of_a_tool_loop_goes_on_from_the_last(name, dialect, mode, lo
     assert [calls.answer_ids(call.number) for call in calls] == CLIENTS[name].answers
     assert [call.started.cause for call in calls] == ["root", *CLIENTS[name].causes]
     last = byte_tokenizer().decode(calls.sequence(2, calls[2].num_prompt).tolist(), skip_special_tokens=False)
-    assert all(said in last for said in (*SCRIPT[:2], *RESULTS))
+    sampled = SCRIPT[:2] if "extends" in CLIENTS[name].causes else ()
+    assert all(said in last for said in (*sampled, *RESULTS))
 
 
 @pytest.mark.timeout(0)
