@@ -21,7 +21,7 @@ from qwengyre.recorded.run import RecordedRun
 from qwengyre.runtime.gateway_client import gateway_of
 from qwengyre.runtime.records import ControllerRecord
 from qwengyre.runtime.train import segment_prefix
-from qwengyre.scheduler.events import CellLost, CellReturned, Reconfigured
+from qwengyre.scheduler.events import CellLost, CellReturned, Foreseen, Reconfigured
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.records import EvaluationFinished, RunBegan, StepFinished
 from qwengyre.trainer import checkpoint
@@ -127,9 +127,9 @@ def test_a_run_in_which_nothing_works_ends_with_what_is_wrong(mistake: str, mess
 
 
 def test_after_kill_9_and_torn_journals_a_resumed_run_keeps_every_finished_execution(tmp_path: Path):
-    """With two gateways, whose journals are read as one."""
+    """With two gateways, whose journals are read as one, and groups that start in the order of what their tasks took before."""
     kit = RunKit(tmp_path, steps=4)
-    process = kit.start("--set", "gateway.processes=2")
+    process = kit.start("--set", "gateway.processes=2", "--set", "scheduler.order=longest-first")
     kit.wait_until(lambda: kit.has_begun() and bool(metrics(kit.run_folder(), StepFinished)), process)
     kill(process.pid)
     process.wait()
@@ -156,6 +156,8 @@ def test_after_kill_9_and_torn_journals_a_resumed_run_keeps_every_finished_execu
     assert [record.resumed for record in began] == [False, True]
     assert began[1].executions_kept == len(before)
     assert summary(folder).executions_lost == began[1].executions_redispatched
+    foreseen = [record for _, record in read(folder.controller_journal, ControllerRecord) if isinstance(record, Foreseen)]
+    assert any(seconds > 0 for record in foreseen for seconds in record.seconds), "tasks that came before are known"
     make_longer(kit, folder)
 
 
