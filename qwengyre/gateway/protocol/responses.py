@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -27,6 +27,19 @@ from qwengyre.gateway.protocol.responses_request import ToolKind, item_id
 from qwengyre.trajectory.match import ToolUse
 
 FUNCTION = ToolKind()
+UNSAID: Final[dict[str, Any]] = {
+    "instructions": None,
+    "metadata": {},
+    "temperature": None,
+    "top_p": None,
+    "max_output_tokens": None,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "text": {"format": {"type": "text"}},
+    "truncation": "disabled",
+    "user": None,
+}
+"""Fields of an answer that say nothing here; some clients (litellm before 1.76) take no answer without them."""
 
 
 class ResponsesDialect(Dialect):
@@ -101,6 +114,7 @@ def _response(request: ModelRequest, head: AnswerHead) -> dict[str, Any]:
         "tool_choice": "none" if request.calls is CallLimit.NONE else "auto",
         "tools": [],
         "usage": None,
+        **UNSAID,
     }
 
 

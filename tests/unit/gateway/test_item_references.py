@@ -9,6 +9,7 @@ import pytest
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.gateway.rendering import Rendering
 from qwengyre.testing.asgi_client import begin
+from qwengyre.testing.heard import events
 from tests.unit.gateway.conftest import Bench
 
 CALL = '<tool_call>\n{"name": "run", "arguments": {"a":  1}}\n</tool_call>'
@@ -97,3 +98,19 @@ async def test_nobody_can_refer_to_an_item_of_another_execution(bench):
         second.route.set("cell-0")
         got = await post(bench, second, [{"role": "user", "content": "hi"}, reference(item)])
         assert got.status == 400 and b"secret" not in got.body
+
+
+REQUIRED = {"id", "created_at", "error", "incomplete_details", "instructions", "metadata", "model", "object", "output", "parallel_tool_calls",
+            "temperature", "tool_choice", "tools", "top_p", "max_output_tokens", "previous_response_id", "reasoning", "status", "text",
+            "truncation", "usage", "user"}  # fmt: skip
+"""Of a Response, by the published schema; litellm 1.75 refuses an answer without one of them."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_has_every_field_that_clients_require(bench, stream):
+    async with bench.running():
+        execution = await bench.open(engine=bench.says("ok<|im_end|>"))
+        async with bench.http(execution) as http:
+            answer = await http.post("/responses", json={"model": "m", "input": "hi", "stream": stream})
+        said = list(events(answer.content))[-1]["response"] if stream else answer.json()
+        assert said.keys() >= REQUIRED
