@@ -22,10 +22,10 @@ from torch import Tensor
 
 from qwengyre.bench.output import say
 from qwengyre.bench.role_switch import num_layers, switch_cell
-from qwengyre.bench.tree_training import targets_of
 from qwengyre.bench.trees import VOCABULARY, Case, ModelCost, shared_prompt, sharing_most, side_branches
 from qwengyre.cli.json_output import JsonTarget, write_json
 from qwengyre.models.placement import HOST, device_of, host_array
+from qwengyre.trainer.rows import Targets
 from qwengyre.trajectory.layout import LayoutPath, TreeRow, build_row
 
 if TYPE_CHECKING:
@@ -217,7 +217,8 @@ def _line(
     device: torch.device,
 ) -> TrainingLine:
     work = [
-        (row, targets_of(row, np.flatnonzero(row.parent_R >= 0)[np.argsort(row.parent_R[row.parent_R >= 0])])) for row in rows
+        (row, Targets.of_rows(row, np.flatnonzero(row.parent_R >= 0)[np.argsort(row.parent_R[row.parent_R >= 0])]))
+        for row in rows
     ]
     flops = sum(cost.per_token * row.num_rows + cost.per_pair * row.num_pairs for row in rows)
 

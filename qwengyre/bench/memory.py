@@ -11,10 +11,10 @@ import typer
 
 from qwengyre.bench.measure import measure
 from qwengyre.bench.output import say
-from qwengyre.bench.tree_training import targets_of
 from qwengyre.cli.json_output import JsonTarget, write_json
 from qwengyre.trainer.config import TrainerConfig
 from qwengyre.trainer.norms import replace_norms
+from qwengyre.trainer.rows import Targets
 from qwengyre.trainer.tree_model import TreeModel
 from qwengyre.trajectory.layout import LayoutPath, build_row
 
@@ -71,7 +71,7 @@ def _run(name: str, model: PreTrainedModel, num_tokens: int, chunk_tokens: int) 
 
     def train() -> None:
         row = build_row([LayoutPath(tokens, (((0, 0, 0), num_tokens),))])
-        targets = targets_of(row, np.arange(1, num_tokens))
+        targets = Targets.of_rows(row, np.arange(1, num_tokens))
         tree_model.train(row, targets, lambda logp: torch.ones_like(logp) / num_tokens)
 
     measured = measure(train)
