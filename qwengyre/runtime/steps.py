@@ -16,7 +16,7 @@ import msgspec
 
 from qwengyre.cell import api
 from qwengyre.core.errors import CellFailed, NonFiniteLoss, StaleRead, TrainerError, TransferError
-from qwengyre.core.ids import CORE, CellId, MicroStepId
+from qwengyre.core.ids import CORE, MicroStepId
 from qwengyre.core.records import MicroStep
 from qwengyre.runtime.config import RuntimeConfig
 from qwengyre.runtime.fleet import Fleet
@@ -61,7 +61,7 @@ class Steps:
         """Who reads the published snapshot from whom, by True, and that of the step, by False."""
         self._has_read = asyncio.Event()
         """Set, and replaced, whenever somebody has read or given up: who waits for a source looks again."""
-        self._published_by = CORE
+        self._published_by: int = CORE
         self.published_version = 0
         self.checkpoint_step = -1
         self.stats: dict[int, list[MicroStepStats]] = {}
@@ -339,12 +339,12 @@ class Steps:
         self.checkpoint_step = step
         return step
 
-    async def _expose_what_was_published(self, cell: CellId) -> None:
+    async def _expose_what_was_published(self, cell: int) -> None:
         """By `cell`, when no core of this life has exposed it: it died before its first publish, or before it was restored."""
         if self.published is None:
             self.published, self._published_by = await self._expose_file(cell), cell
 
-    async def _expose_file(self, cell: CellId) -> Exposure:
+    async def _expose_file(self, cell: int) -> Exposure:
         """The published version out of the run folder, exposed by `cell`."""
         snapshot = snapshot_file(self._folder.snapshots, self.published_version)
         return (await self._fleet.call(cell, api.ExposeFile(str(snapshot), self.published_version), api.Exposed)).snapshot

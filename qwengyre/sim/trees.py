@@ -20,5 +20,5 @@ def tree_cost(distinct_share: float) -> float:
     """
     shares, costs = zip(*MEASURED, strict=True)
     if distinct_share < shares[0]:
-        return distinct_share * costs[0] / shares[0]
+        return float(distinct_share * costs[0] / shares[0])
     return float(np.interp(distinct_share, shares, costs))
