@@ -47,10 +47,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     train_node_hours_per_step: float
     """Training work of one step."""
     distinct_share: float = 1.0
-    """Tokens that an execution's chosen paths do not share, as a share of all their tokens. 1: each path is trained by itself.
-
-    `train_node_hours_per_step` is what the paths cost one by one; trees cost what was measured (docs/training.md).
-    """
+    """Tokens that an execution's chosen paths do not share, as a share of all their tokens. 1: each path is trained by itself."""
     train_share_by_duration: float
     """Share t of an execution's training work that grows with its duration."""
     micro_steps_per_group: int

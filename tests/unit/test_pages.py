@@ -30,6 +30,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 ELSEWHERE = {
     "my-tasks/\n": "a listing of files",
     "f.py: f(x)": "a task's words",
+    "openssl req -x509": "for OpenSSL; tests/unit/rpc/test_tls.py makes such certificates by a library",
     "location /0/": "for a proxy of others, which is not run here",
     " harness (any program": "a drawing",
     " bytes ──protocol/": "a drawing",

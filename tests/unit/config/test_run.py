@@ -69,6 +69,15 @@ def test_a_new_key_of_free_text_is_either_a_path_or_named_here_as_none():
         "ray.address",
         "sandbox.image",
         "transfer.mooncake_device",
+        "hooks.reward",
+        "hooks.group_filter",
+        "hooks.advantage",
+        "hooks.choice",
+        "hooks.token_loss",
+        "tasks.source",
+        "tracking.project",
+        "tracking.mlflow_uri",
+        "tracking.prometheus",
     }
 
 
