@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -68,7 +68,8 @@ class LiveHost:
         timeout_s = self.spec.harness.overall_timeout_s + MARGIN_S
         asking = asyncio.create_task(self.client.call(request, HarnessOver, timeout_s))
         try:
-            await asyncio.wait({asking, self.lost}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {asking, self.lost}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
                 raise HarnessLost(f"{self.name}: {self.lost.result()}")
             return asking.result().outcome
@@ -167,7 +168,8 @@ class HarnessHosts:
         async def ended() -> str:
             exited = asyncio.create_task(process.wait_exit())
             try:
-                await asyncio.wait({exited, live.lost}, return_when=asyncio.FIRST_COMPLETED)
+                either: set[asyncio.Future[Any]] = {exited, live.lost}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 return f"its process ended with {exited.result()}" if exited.done() else live.lost.result()
             finally:
                 exited.cancel()

@@ -54,7 +54,8 @@ class Sourcing:
                 chosen = self._chosen[group] = TaskChosen(group, task.name, task.folder)
                 self._journal.append(chosen)
             else:
-                task = self._tasks.get(chosen.task) or await asyncio.to_thread(self._load, Path(chosen.folder))
+                known = self._tasks.get(chosen.task)
+                task = known if known is not None else await asyncio.to_thread(self._load, Path(chosen.folder))
             self._tasks[task.name] = task
             return chosen.task
 

@@ -250,7 +250,7 @@ class Run:
         self.observer.gateway_restarts += 1
         await controller.gateway_restarted(gateway)
 
-    def _executions(self, gateway: GatewayClient, launcher: Launcher) -> Executions:
+    def _executions(self, gateway: GatewayClient, launcher: RunsExecutions) -> Executions:
         rules, most = read_harness_rules(self.config.trajectory.harness_rules), self.config.runtime.max_concurrent_harnesses
         executions = Executions(gateway, launcher, self.prepared.tasks, self._settings(), rules, max_concurrent=most)
         executions.hooks = self._controller_hooks(rules)
