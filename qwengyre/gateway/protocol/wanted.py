@@ -58,11 +58,16 @@ class Wanted:
 
 
 class CallsAsText:
-    """A parser of an answer in which the client wants no calls: what the policy calls all the same is text, written as in Qwen's format."""
+    """A parser of an answer in which the client wants no calls: what the policy calls all the same is text, written as in Qwen's format.
+
+    A call stands on lines of its own. The parser inside sees no text in a call, so it puts no line break between one and the text
+    after it, which may be a call that was cut before its name: the break is put here.
+    """
 
     def __init__(self, parser: _Parser):
         self._parser = parser
-        self._has_text = self._is_in_call = False
+        self._has_text = self._is_in_call = self._is_behind_call = False
+        """The last is true from a call's end until text follows it."""
         self._arguments: list[str] = []
         """Of the last call."""
 
@@ -83,16 +88,22 @@ class CallsAsText:
                 ended = self._end_of_call()
                 opening = "\n<tool_call>\n" if self._has_text else "<tool_call>\n"
                 self._is_in_call = self._has_text = True
+                self._is_behind_call = False
                 self._arguments.clear()
                 return [*ended, TextDelta(text=f'{opening}{{"name": {encode(delta.name).decode()}, "arguments": ')]
-            case _:
+            case TextDelta():
                 ended = self._end_of_call()
-                self._has_text |= isinstance(delta, TextDelta)
-                return [*ended, delta]
+                needs_break = self._is_behind_call and not delta.text.startswith("\n")
+                self._has_text, self._is_behind_call = True, False
+                return [*ended, TextDelta(text=f"\n{delta.text}") if needs_break else delta]
+            case _:
+                return [*self._end_of_call(), delta]
 
     def _end_of_call(self) -> list[Delta]:
-        was_in_call, self._is_in_call = self._is_in_call, False
-        return [TextDelta(text="}\n</tool_call>")] if was_in_call else []
+        if not self._is_in_call:
+            return []
+        self._is_in_call, self._is_behind_call = False, True
+        return [TextDelta(text="}\n</tool_call>")]
 
 
 def _is_json(text: str) -> bool:
