@@ -44,6 +44,8 @@ class Connection(asyncio.Protocol):
         self._hello, self._owner = hello, owner
         self._tls = contexts
         self._securing: asyncio.Task[None] | None = None
+        self._early = b""
+        """What TLS has told before `start_tls` returned: it may come with the last bytes of the handshake."""
         self._is_welcome = hello is None
         self._cutter = FrameCutter(MAX_MESSAGE_BYTES if hello is None else MAX_HELLO_BYTES)
         self._encode = msgspec.msgpack.Encoder().encode
@@ -68,6 +70,9 @@ class Connection(asyncio.Protocol):
             self.send(opening)
 
     def data_received(self, data: bytes) -> None:
+        if self._securing is not None and not self._is_welcome:
+            self._early += data  # TLS has told it: the transport below does not read for us any more
+            return
         try:
             for frame in self._cutter.feed(data):
                 if self._hello is None or self._is_welcome:
@@ -77,6 +82,8 @@ class Connection(asyncio.Protocol):
                     self._hear_hello(self._hello, frame)
                 else:
                     raise WireError("the peer went on without TLS")
+            if self._securing is not None and not self._is_welcome and not self._cutter.is_between:
+                raise WireError("the peer went on without TLS")  # else it would count as the beginning of what TLS tells
         except WireError as error:
             self.close(str(error))
 
@@ -118,8 +125,10 @@ class Connection(asyncio.Protocol):
             return
         if self._transport is None or self._transport.is_closing():  # it ended meanwhile, which is not always told either
             self.connection_lost(None)
-        else:
-            self._welcome()
+            return
+        self._welcome()
+        early, self._early = self._early, b""
+        self.data_received(early)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._deadline is not None:

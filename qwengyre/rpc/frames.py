@@ -53,6 +53,11 @@ class FrameCutter:
         self._received = bytearray()
         self._num_to_skip = 0
 
+    @property
+    def is_between(self) -> bool:
+        """Nothing of a next frame has come."""
+        return not self._received and not self._num_to_skip
+
     def feed(self, data: bytes) -> Iterator[Frame | Oversized]:
         if self._num_to_skip:
             skipped = min(self._num_to_skip, len(data))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -52,14 +53,18 @@ class Say(msgspec.Struct, frozen=True, tag=True):
 
 
 class Man:
-    """In the middle of a connection. He keeps what passes, and flips a bit of each thing that the server says from the `flip_from`-th on."""
+    """In the middle of a connection. He keeps what passes, and flips a bit of each thing that the server says from the `flip_from`-th on.
 
-    def __init__(self, address: str, flip_from: int | None = None) -> None:
-        self.heard, self._flip_from = bytearray(), flip_from
+    He adds `slipped` to the first thing that the client says. With `lag_s` he lets things come together before he passes them on.
+    """
+
+    def __init__(self, address: str, flip_from: int | None = None, slipped: bytes = b"", lag_s: float = 0.0) -> None:
+        self.heard, self._flip_from, self._slipped, self._lag_s = bytearray(), flip_from, slipped, lag_s
         where = parse_address(address)
         self._there = where.host, where.port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
+        self._passing: list[threading.Thread] = []
         self._standing = threading.Thread(target=self._stand, daemon=True)
         self._standing.start()
 
@@ -67,37 +72,61 @@ class Man:
         with suppress(OSError):
             while True:
                 ours, _ = self._listener.accept()
-                theirs = socket.create_connection(self._there)
-                threading.Thread(target=self._pass, args=(ours, theirs, None), daemon=True).start()
-                threading.Thread(target=self._pass, args=(theirs, ours, self._flip_from), daemon=True).start()
+                self._passing.append(threading.Thread(target=self._join, args=(ours,), daemon=True))
+                self._passing[-1].start()
 
-    def _pass(self, source: socket.socket, target: socket.socket, flip_from: int | None) -> None:
+    def _join(self, ours: socket.socket) -> None:
+        """Pass on what both ends say until one has ended."""
+        with ours, suppress(OSError), socket.create_connection(self._there) as theirs:
+            back = threading.Thread(target=self._pass, args=(theirs, ours, self._flip_from), daemon=True)
+            back.start()
+            self._pass(ours, theirs, None, self._slipped)
+            back.join()
+
+    def _pass(self, source: socket.socket, target: socket.socket, flip_from: int | None, slipped: bytes = b"") -> None:
         number = 0
         with suppress(OSError):
-            while data := source.recv(1 << 16):
+            while data := self._next(source):
                 self.heard += data
+                data, slipped = data + slipped, b""
                 if flip_from is not None and number >= flip_from:
                     data = data[:-1] + bytes([data[-1] ^ 1])
                 number += 1
                 target.sendall(data)
-        with suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def _next(self, source: socket.socket) -> bytes:
+        time.sleep(self._lag_s)
+        return source.recv(1 << 16)
 
     def close(self) -> None:
+        """Every connection has an end that is closed by now."""
         shut(self._listener)
         self._standing.join()
+        for passing in self._passing:
+            passing.join()
 
 
 @contextmanager
-def man_at(address: str, flip_from: int | None = None) -> Iterator[Man]:
-    man = Man(address, flip_from)
+def man_at(address: str, flip_from: int | None = None, slipped: bytes = b"", lag_s: float = 0.0) -> Iterator[Man]:
+    man = Man(address, flip_from, slipped, lag_s)
     try:
         yield man
     finally:
         man.close()
 
 
-async def ask(server_has: TlsConfig, client_has: TlsConfig, *, flip_from: int | None = None, times: int = 1) -> tuple[str, bytes]:
+async def ask(
+    server_has: TlsConfig,
+    client_has: TlsConfig,
+    *,
+    flip_from: int | None = None,
+    times: int = 1,
+    slipped: bytes = b"",
+    lag_s: float = 0.0,
+) -> tuple[str, bytes]:
     """What a client is told over a man in the middle, and what he heard. Raises what the client raises."""
 
     async def say(asked: Say) -> Say:
@@ -106,7 +135,7 @@ async def ask(server_has: TlsConfig, client_has: TlsConfig, *, flip_from: int | 
     with using(NONE):
         server = RpcServer(SECRET, lambda: Service({Say: say}))
         server.contexts = contexts_of(server_has)
-        with man_at(await server.listen("tcp://127.0.0.1:0"), flip_from) as man:
+        with man_at(await server.listen("tcp://127.0.0.1:0"), flip_from, slipped, lag_s) as man:
             client = Client(f"tcp://127.0.0.1:{man.port}", SECRET)
             client._tls = contexts_of(client_has)
             try:
@@ -155,21 +184,38 @@ async def test_a_hello_that_was_changed_to_go_without_tls_goes_nowhere():
         await ask(RUN, RUN, flip_from=0)
 
 
+async def test_a_request_that_comes_with_the_last_bytes_of_the_handshake_is_answered():
+    told, heard = await ask(RUN, RUN, lag_s=0.05)
+    assert told == WORDS + "!" and WORDS.encode() not in heard
+
+
+@pytest.mark.parametrize("slipped", [b"\0", b"\0" * 15, b"\xff" * 16, b"\0" * 40], ids=len)
+async def test_bytes_that_were_slipped_in_before_tls_never_count_as_what_tls_tells(slipped):
+    """A part of a frame, or more, behind the client's hello."""
+    with pytest.raises(Unreachable, match=r"or went away|without TLS"):
+        await ask(RUN, RUN, slipped=slipped)
+
+
+@contextmanager
+def client_at(port: int) -> Iterator[StoreClient]:
+    with closing(StoreClient(f"tcp://127.0.0.1:{port}", SECRET, TIMEOUT_S)) as client:
+        yield client
+
+
 def test_a_store_between_threads_speaks_tls():
     with using(RUN):
         store = KeyStore("127.0.0.1", SECRET)
     try:
-        with man_at(store.address) as man, using(RUN):
-            client = StoreClient(f"tcp://127.0.0.1:{man.port}", SECRET, TIMEOUT_S)
+        with man_at(store.address) as man, using(RUN), client_at(man.port) as client:
             client.set("key", WORDS.encode())
             assert client.wait(["key"]) == (WORDS.encode(),) and b"w" * 8 not in man.heard
-            client.close()
         with using(OTHER), pytest.raises(Unreachable, match=r"not of the CA in tls\.ca"):
             StoreClient(store.address, SECRET, TIMEOUT_S)
         with using(NONE), pytest.raises(Unreachable, match="the other end speaks TLS"):
             StoreClient(store.address, SECRET, TIMEOUT_S)
-        with man_at(store.address, 3) as man, using(RUN), pytest.raises((Unreachable, OSError, WireError)):
-            StoreClient(f"tcp://127.0.0.1:{man.port}", SECRET, TIMEOUT_S).set("key", b"x")
+        refused = pytest.raises((Unreachable, OSError, WireError))
+        with man_at(store.address, 3) as man, using(RUN), refused, client_at(man.port) as client:
+            client.set("key", b"x")
     finally:
         store.close()
 
