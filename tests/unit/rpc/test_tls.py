@@ -221,7 +221,7 @@ def test_a_store_between_threads_speaks_tls():
 
 
 def test_weights_are_read_over_tls_by_who_has_a_certificate_and_nobody_else():
-    arrays = {"a": np.arange(50_000, dtype=np.float32)}
+    arrays = {"a": np.arange(400_000, dtype=np.float32)}  # many things said, however they come together
     with using(RUN):
         owner, reader = TcpTransport(), TcpTransport()
     transports = [owner, reader]
