@@ -60,6 +60,8 @@ async def started(folder: Path, arguments: list[str], *executions: str) -> Async
     try:
         yield clients
     finally:
+        for client in clients.values():  # one that is forgotten closes itself in a later test, whose loop is another
+            await client.close()
         if process.returncode is None:
             process.send_signal(signal.SIGINT)
         assert await process.wait() == 0

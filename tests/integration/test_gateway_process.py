@@ -44,6 +44,7 @@ class Process:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.clients: list[openai.AsyncOpenAI] = []
         self.config = GatewayProcessConfig(
             model=str(write_byte_tokenizer(folder / "model")),
             journal=str(folder / "gateway.journal"),
@@ -84,6 +85,8 @@ async def running(folder: Path) -> AsyncIterator[Process]:
     try:
         yield process
     finally:
+        for client in process.clients:
+            await client.close()
         if process.process.returncode is None:
             process.process.terminate()
         assert await process.process.wait() in (0, -signal.SIGKILL), (folder / "log").read_text()
@@ -100,7 +103,10 @@ async def serving(engine: ScriptedEngine, folder: Path) -> AsyncIterator[str]:
 
 
 def ai(process: Process, key: str, **options: object) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(api_key=key, base_url=f"http://127.0.0.1:{process.listening.port}/v1", **options)
+    """A client that is closed with the process: a forgotten one closes itself in a later test, whose loop is another."""
+    client = openai.AsyncOpenAI(api_key=key, base_url=f"http://127.0.0.1:{process.listening.port}/v1", **options)
+    process.clients.append(client)
+    return client
 
 
 async def test_streams_over_tcp_and_gives_the_records(tmp_path):

@@ -54,6 +54,7 @@ class Gateways:
         ]
         self.owner = GatewayClient([one.control_socket for one in self.processes], DEADLINE_S)
         self.told_again: list[int] = []
+        self.clients: list[openai.AsyncOpenAI] = []
 
     def _config(self, number: int, folder: Path) -> GatewayProcessConfig:
         return GatewayProcessConfig(
@@ -77,6 +78,7 @@ class Gateways:
             yield
         finally:
             self.owner.close()
+            await asyncio.gather(*(one.close() for one in self.clients))
             await asyncio.gather(*(one.stop() for one in self.processes))
             await server.close()
 
@@ -88,7 +90,8 @@ class Gateways:
 
     def client(self, execution: ExecutionId, opened: OpenedExecution) -> openai.AsyncOpenAI:
         port = self.processes[self.owner.number_of(execution)].port
-        return openai.AsyncOpenAI(api_key=opened.key, base_url=f"http://127.0.0.1:{port}/v1", max_retries=100)
+        self.clients.append(openai.AsyncOpenAI(api_key=opened.key, base_url=f"http://127.0.0.1:{port}/v1", max_retries=100))
+        return self.clients[-1]
 
 
 def play(scenario: Callable[[], Awaitable[None]]) -> None:
