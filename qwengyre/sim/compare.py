@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 import msgspec
 
 from qwengyre.scheduler.traits import TRAITS
-from qwengyre.sim.results import DurationSource, Result, simulate
+from qwengyre.sim.results import DurationSource, Result, fastest
 from qwengyre.sim.settings import OURS, POLICY_NAMES, Setting
 from qwengyre.sim.workload import Workload
 
@@ -32,7 +32,7 @@ def compare(
     results = []
     for policy in policies:
         candidates = splits(source.workload, msgspec.structs.replace(base, policy=policy))
-        results.append(min(simulate(source, candidates, seeds, pool), key=lambda result: result.hours))
+        results.append(fastest(source, candidates, seeds, pool))
     elastic = next((result.hours for result in results if result.policy == OURS), None)
     if elastic:
         results = [msgspec.structs.replace(result, ratio_to_elastic=result.hours / elastic) for result in results]

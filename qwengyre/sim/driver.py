@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from qwengyre.core.ids import ExecutionId, MicroStepId, group_of, index_of
+from qwengyre.core.ids import ExecutionId, MicroStepId, index_of
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
 from qwengyre.scheduler.config import SchedulerConfig
@@ -115,20 +115,19 @@ class SimDriver:
             if paused_s:
                 self._schedule(at + paused_s, execution, OVERALL_TIMEOUT)
                 return None
-            group, index = group_of(execution), index_of(execution)
-            self._dropped.setdefault(group, []).append(index)
+            self._dropped.setdefault(live.group, []).append(index_of(execution))
             self.meters.num_dropped += 1
         elif not self.servers.is_due(execution, stamp):
             return None
         self.servers.end(execution, at)
-        self.meters.end(execution, at)
+        self.meters.end(execution, live.group, at)
         return ev.ExecutionEnded(at, execution, live.attempt)
 
     # --------------------------------------------------------------------------------------------- prices of commands
 
     def _start(self, command: cmd.Start) -> None:
-        group, index = group_of(command.execution), index_of(command.execution)
-        unloaded_s = self._unloaded_GN[group][index]
+        group = self.scheduler.state.placement.live[command.execution].group
+        unloaded_s = self._unloaded_GN[group][index_of(command.execution)]
         self.servers.start(command.execution, command.server, self.now, unloaded_s)
         self.meters.start(command.execution, self.now)
         if unloaded_s * self.workload.slowdown > self._timeout_s:

@@ -7,7 +7,7 @@ it is between roles. So the causes add up to all node-time, exactly.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from qwengyre.scheduler.state import State
 from qwengyre.scheduler.training import StepState
@@ -43,8 +43,28 @@ REPLICAS: Final = "replicas"
 """Training beyond the least: what each further replica costs, and executions that moves may have made too late."""
 
 
+class Spent(NamedTuple):
+    """Node-seconds of a whole run."""
+
+    by_cause: tuple[float, ...]
+    """By `IdleCause`."""
+    serving: float
+    """Of slots in use."""
+    computing: float
+    """Of forward and backward."""
+
+    def parts(self, nodes: int, least: Least) -> dict[str, float]:
+        """Hours of the whole pool by part of the gap; they add up to the time minus the work bound, which is that of `least`."""
+        used = {
+            LOAD: self.serving - float(least.rollout_G.sum()),
+            REPLICAS: self.computing - float(least.train_G.sum()),
+        }
+        by_name = {cause.name.lower(): self.by_cause[cause] for cause in IdleCause} | used
+        return {name: seconds / nodes / 3600 for name, seconds in by_name.items()}
+
+
 class IdleTime:
-    """Node-seconds by cause; `observe` after each event, `advance` before the next."""
+    """Counts node-seconds by cause: each time that passes between two events, once it is over."""
 
     def __init__(self, state: State, workload: Workload, pool: Pool):
         self._state = state
@@ -57,29 +77,39 @@ class IdleTime:
         self._is_fixed = not config.traits.switches
         self._busy: list[float] = []
         """When each replica that computes is done, where a cell has several."""
-        self.by_cause = [0.0] * len(IdleCause)
-        self.serving = 0.0
-        """node-seconds of slots in use"""
-        self.computing = 0.0
-        """node-seconds of forward and backward"""
-        self._now = (0.0, 0.0, IdleCause.WARM_UP, 0.0, 0, IdleCause.WARM_UP)
+        self._by_cause = [0.0] * len(IdleCause)
+        self._serving = 0.0
+        self._computing = 0.0
+        self._capacity = -1
+        self._serving_nodes = 0.0
+        """Nodes of servers that take executions, which have `_capacity` slots."""
 
     def compute(self, until: float) -> None:
         """A replica computes until then."""
         if self._num_replicas > 1:
             self._busy.append(until)
 
-    def advance(self, since: float, passed: float) -> None:
-        serving, idle, idle_cause, transit, num_training, wait_cause = self._now
-        by_cause = self.by_cause
-        self.serving += serving * passed
-        by_cause[idle_cause] += idle * passed
-        by_cause[IdleCause.SWITCHES] += transit * passed
+    def advance(self, since: float, passed: float, num_placed: int) -> None:
+        """Count the time since `since`, in which the state was what it is now, and `num_placed` slots were in use."""
+        state, by_cause = self._state, self._by_cause
+        cells = state.cells
+        capacity, transit, num_rollout = state.placement.capacity, cells.num_in_transit, cells.num_in_rollout
+        if capacity != self._capacity:
+            in_cells = (capacity - self._standalone_slots) / self._slots_per_cell
+            self._capacity, self._serving_nodes = capacity, in_cells * self._cell_nodes + self._standalone_nodes
+        served = self._serving_nodes * num_placed / capacity if capacity else 0.0
+        phase = self._phase()
+        self._serving += served * passed
+        idle = num_rollout * self._cell_nodes + self._standalone_nodes - served
+        by_cause[self._why_idle(phase, capacity - num_placed)] += idle * passed
+        if transit:
+            by_cause[IdleCause.SWITCHES] += transit * self._cell_nodes * passed
+        num_training = cells.num_alive - transit - num_rollout
         if num_training:
-            busy_s = len(self._state.training.claims) * passed if self._num_replicas == 1 else self._busy_s(since, passed)
+            busy_s = len(state.training.claims) * passed if self._num_replicas == 1 else self._busy_s(since, passed)
             computing = busy_s * self._cell_nodes
-            self.computing += computing
-            by_cause[wait_cause] += num_training * self._cell_nodes * passed - computing
+            self._computing += computing
+            by_cause[self._why_waiting(phase)] += num_training * self._cell_nodes * passed - computing
 
     def _busy_s(self, since: float, passed: float) -> float:
         """Cell-seconds: each replica is its share of a cell."""
@@ -87,33 +117,14 @@ class IdleTime:
         self._busy = [until for until in self._busy if until > since + passed]
         return found / self._num_replicas
 
-    def observe(self) -> None:
-        state = self._state
-        cells, placement = state.cells, state.placement
-        capacity = placement.capacity
-        serving_nodes = (capacity - self._standalone_slots) / self._slots_per_cell * self._cell_nodes + self._standalone_nodes
-        placed = state.waterlevel - len(placement.queue) - len(placement.held)
-        served = serving_nodes * placed / capacity if capacity else 0.0
-        rollout_nodes = cells.num_in_rollout * self._cell_nodes + self._standalone_nodes
-        transit = cells.num_in_transit
-        self._now = (
-            served,
-            rollout_nodes - served,
-            self._why_idle(capacity - placed),
-            transit * self._cell_nodes,
-            cells.num_alive - transit - cells.num_in_rollout,
-            self._why_waiting(),
-        )
-
     def _phase(self) -> IdleCause | None:
         state = self._state
         if state.steps_done == 0 and not state.training.taken and not state.groups.num_ready:
             return IdleCause.WARM_UP
         return IdleCause.RUN_OUT if state.num_train_groups == self._num_groups and not state.placement.queue else None
 
-    def _why_idle(self, num_free: int) -> IdleCause:
+    def _why_idle(self, phase: IdleCause | None, num_free: int) -> IdleCause:
         """Of nodes in rollout."""
-        phase = self._phase()
         if phase is not None:
             return phase
         if self._is_fixed:
@@ -124,7 +135,7 @@ class IdleTime:
             return IdleCause.PUBLISH
         return IdleCause.SWITCHES if self._state.cells.num_in_transit else IdleCause.STRAGGLERS
 
-    def _why_waiting(self) -> IdleCause:
+    def _why_waiting(self, phase: IdleCause | None) -> IdleCause:
         """Of nodes in training."""
         training = self._state.training
         step = training.state
@@ -135,13 +146,7 @@ class IdleTime:
         is_whole = len(training.taken) == self._state.config.groups_per_step
         if step is StepState.REDUCING or (step is StepState.OPEN and is_whole):
             return IdleCause.MICRO_STEPS
-        return self._phase() or IdleCause.STRAGGLERS
+        return phase or IdleCause.STRAGGLERS
 
-    def parts(self, nodes: int, least: Least) -> dict[str, float]:
-        """Hours of the whole pool by part of the gap; they add up to the time minus the work bound, which is that of `least`."""
-        used = {
-            LOAD: self.serving - float(least.rollout_G.sum()),
-            REPLICAS: self.computing - float(least.train_G.sum()),
-        }
-        by_name = {cause.name.lower(): self.by_cause[cause] for cause in IdleCause} | used
-        return {name: seconds / nodes / 3600 for name, seconds in by_name.items()}
+    def spent(self) -> Spent:
+        return Spent(tuple(self._by_cause), self._serving, self._computing)

@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 import msgspec
 
-from qwengyre.core.ids import ExecutionId, group_of
+from qwengyre.core.ids import ExecutionId, GroupId
 from qwengyre.scheduler.cells import CellState
 from qwengyre.scheduler.commands import TakeGroup
 from qwengyre.scheduler.state import State
@@ -38,7 +38,7 @@ class Timeline(msgspec.Struct, frozen=True):
 
 
 class Meters:
-    """Integrals over the run; every observation is O(1) but for the cells that changed, which are few."""
+    """Integrals over the run. Nothing changes between two events, so the time between them is counted by the second."""
 
     def __init__(self, state: State, workload: Workload, pool: Pool, *, is_recorded: bool):
         self._state = state
@@ -57,7 +57,6 @@ class Meters:
         self.transit_s = 0.0
         """Cell-seconds in which neither role is served."""
         self._last = 0.0
-        self._sums = 0, 0, 0, 0
         self._staleness: list[int] = []
         self._token_staleness = 0.0
         self._num_tokens = 0.0
@@ -75,22 +74,19 @@ class Meters:
         """Count the time since the last event, in which nothing changed."""
         passed = at - self._last
         if passed > 0:
-            slots, used, training, transit = self._sums
-            self.slot_s += slots * passed
-            self.used_slot_s += used * passed
-            self.training_s += training * passed
-            self.transit_s += transit * passed
-            self.idle.advance(self._last, passed)
+            state = self._state
+            cells, placement = state.cells, state.placement
+            num_placed = state.waterlevel - len(placement.queue) - len(placement.held)
+            self.slot_s += placement.capacity * passed
+            self.used_slot_s += num_placed * passed
+            self.training_s += (cells.num_alive - cells.num_in_transit - cells.num_in_rollout) * passed
+            self.transit_s += cells.num_in_transit * passed
+            self.idle.advance(self._last, passed, num_placed)
             self._last = at
 
     def observe(self, at: float) -> None:
-        """Take what holds from now on."""
+        """Note a version that was published, and of a recorded run what changed."""
         state = self._state
-        cells, placement = state.cells, state.placement
-        num_placed = state.waterlevel - len(placement.queue) - len(placement.held)
-        num_training = cells.num_alive - cells.num_in_transit - cells.num_in_rollout
-        self._sums = placement.capacity, num_placed, num_training, cells.num_in_transit
-        self.idle.observe()
         if state.version >= 0 and (not self._versions or self._versions[-1] != state.version):
             before = self._version_s[-1] + self._versions[-1] * (at - self._published_at[-1]) if self._versions else 0.0
             self._published_at.append(at)
@@ -114,8 +110,8 @@ class Meters:
     def start(self, execution: ExecutionId, at: float) -> None:
         self._started[execution] = at
 
-    def end(self, execution: ExecutionId, at: float) -> None:
-        self._spans.setdefault(group_of(execution), []).append((self._started.pop(execution), at))
+    def end(self, execution: ExecutionId, group: GroupId, at: float) -> None:
+        self._spans.setdefault(group, []).append((self._started.pop(execution), at))
 
     def take(self, command: TakeGroup) -> None:
         """Count the staleness of a group, and of its tokens, taken as made evenly over each execution."""

@@ -12,6 +12,7 @@ import msgspec
 from qwengyre.sim.bounds import bounds, least_cost
 from qwengyre.sim.driver import SimDriver
 from qwengyre.sim.durations import Durations
+from qwengyre.sim.idle import Spent
 from qwengyre.sim.meters import Timeline
 from qwengyre.sim.settings import Setting, build
 from qwengyre.sim.tuning import retuner
@@ -38,14 +39,11 @@ class Drawn(msgspec.Struct, frozen=True):
         return Durations.draw(self.workload, seed)
 
 
-class SeedResult(msgspec.Struct, frozen=True):
-    """One simulated run."""
+class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What one simulated run showed: all that a search needs."""
 
     hours: float
-    bound_work: float
-    bound_path: float
-    bound_joint: float
-    gap_parts: dict[str, float]
+    spent: Spent
     staleness_mean: float
     staleness_max: int
     staleness_token: float
@@ -55,6 +53,15 @@ class SeedResult(msgspec.Struct, frozen=True):
     idle_training: float
     switching: float
     timeline: Timeline | None = None
+
+
+class SeedResult(SimulatedRun, frozen=True, kw_only=True):
+    """One simulated run beside its bounds."""
+
+    bound_work: float
+    bound_path: float
+    bound_joint: float
+    gap_parts: dict[str, float]
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,19 +107,20 @@ class SimulationJob(msgspec.Struct, frozen=True):
 
 
 def run_job(job: SimulationJob) -> SeedResult:
-    """Simulate one setting with one seed. Raises ValueError if the setting does not fit the workload."""
+    """Simulate one setting with one seed, and bound it. Raises ValueError if the setting does not fit the workload."""
+    return bound_job(job, simulate_job(job))
+
+
+def simulate_job(job: SimulationJob) -> SimulatedRun:
+    """Raises ValueError if the setting does not fit the workload."""
     workload = job.source.workload
     config, pool = build(workload, job.setting)
     durations = job.source.durations(job.seed)
     retune = retuner() if config.tune else None
     meters = SimDriver(workload, config, pool, durations, is_recorded=job.is_recorded, retune=retune).run()
-    bound = bounds(workload, config, pool, durations)
-    return SeedResult(
+    return SimulatedRun(
         hours=meters.hours,
-        bound_work=bound.work,
-        bound_path=bound.path,
-        bound_joint=bound.joint,
-        gap_parts=meters.idle.parts(workload.nodes, least_cost(workload, config, pool, durations)),
+        spent=meters.idle.spent(),
         staleness_mean=meters.staleness_mean,
         staleness_max=meters.staleness_max,
         staleness_token=meters.staleness_token,
@@ -122,6 +130,21 @@ def run_job(job: SimulationJob) -> SeedResult:
         idle_training=meters.idle_training,
         switching=meters.switching,
         timeline=meters.timeline() if job.is_recorded else None,
+    )
+
+
+def bound_job(job: SimulationJob, run: SimulatedRun) -> SeedResult:
+    """Put the run of a job beside its bounds."""
+    workload = job.source.workload
+    config, pool = build(workload, job.setting)
+    durations = job.source.durations(job.seed)
+    bound = bounds(workload, config, pool, durations)
+    return SeedResult(
+        **msgspec.structs.asdict(run),
+        bound_work=bound.work,
+        bound_path=bound.path,
+        bound_joint=bound.joint,
+        gap_parts=run.spent.parts(workload.nodes, least_cost(workload, config, pool, durations)),
     )
 
 
@@ -150,6 +173,16 @@ def simulate(source: DurationSource, settings: Sequence[Setting], seeds: Sequenc
     runs = list(pool.map(run_job, jobs, chunksize=max(1, min(8, len(seeds)))))
     num = len(seeds)
     return [summarize(setting, runs[i * num : (i + 1) * num]) for i, setting in enumerate(settings)]
+
+
+def fastest(source: DurationSource, settings: Sequence[Setting], seeds: Sequence[int], pool: Executor) -> Result:
+    """The setting with the least mean time over the seeds, the first of equals. No other is bounded."""
+    jobs = [SimulationJob(source, setting, seed) for setting in settings for seed in seeds]
+    num = len(seeds)
+    runs = list(pool.map(simulate_job, jobs, chunksize=max(1, min(8, num))))
+    first = min(range(0, len(jobs), num), key=lambda i: _mean(run.hours for run in runs[i : i + num]))
+    chosen = slice(first, first + num)
+    return summarize(jobs[first].setting, list(pool.map(bound_job, jobs[chosen], runs[chosen])))
 
 
 def summarize(setting: Setting, runs: Sequence[SeedResult]) -> Result:

@@ -6,13 +6,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.scheduler.scheduler import Scheduler
-from qwengyre.sim.bounds import bounds, least_hours
+from qwengyre.sim.bounds import LowerBounds, bounds, least_hours
 from qwengyre.sim.compare import compare, report_json, splits
 from qwengyre.sim.driver import SimDriver
 from qwengyre.sim.durations import Durations
 from qwengyre.sim.planner import pareto, plan, plan_toml
-from qwengyre.sim.results import Drawn, Inline, SimulationJob, run_job, simulate
+from qwengyre.sim.results import Drawn, Inline, SimulationJob, fastest, run_job, simulate
 from qwengyre.sim.settings import POLICY_NAMES, Setting, build
 from qwengyre.sim.workload import Workload, builtin_workloads
 
@@ -47,6 +48,21 @@ def test_hours_and_ratios_agree_with_the_independent_simulator_within_3_percent(
 def test_best_split_of_async_is_found():
     report = compare("v1", Drawn(msgspec.structs.replace(WORKLOADS["nl122_v1"], steps=12)), Setting(), ["async"], [0], Inline())
     assert report.results[0].settings.training_nodes == 20
+
+
+def test_a_search_bounds_nothing_but_what_it_chose_and_finds_the_same(monkeypatch: pytest.MonkeyPatch):
+    source, seeds = Drawn(small()), [0, 1]
+    candidates = splits(source.workload, Setting(policy="async"))
+    expected = min(simulate(source, candidates, seeds, Inline()), key=lambda result: result.hours)
+    bounded = []
+
+    def counted(workload: Workload, config: SchedulerConfig, *rest: object) -> LowerBounds:
+        bounded.append(config.training_cells * workload.cell_nodes)
+        return bounds(workload, config, *rest)
+
+    monkeypatch.setattr("qwengyre.sim.results.bounds", counted)
+    assert fastest(source, candidates, seeds, Inline()) == expected
+    assert len(candidates) > 1 and bounded == [expected.settings.training_nodes] * len(seeds)
 
 
 def test_policy_that_divides_the_pool_is_refused_for_one_cell():
