@@ -146,7 +146,7 @@ class IdleTime:
         is_whole = len(training.taken) == self._state.config.groups_per_step
         if step is StepState.REDUCING or (step is StepState.OPEN and is_whole):
             return IdleCause.MICRO_STEPS
-        return phase or IdleCause.STRAGGLERS
+        return IdleCause.STRAGGLERS if phase is None else phase
 
     def spent(self) -> Spent:
         return Spent(tuple(self._by_cause), self._serving, self._computing)

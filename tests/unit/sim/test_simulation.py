@@ -191,6 +191,8 @@ def test_the_gap_to_the_work_bound_is_the_sum_of_its_causes(policy: str):
     assert sum(run.gap_parts.values()) == pytest.approx(run.hours - run.bound_work)
     assert all(hours >= -1e-9 for hours in run.gap_parts.values())
     assert run.gap_parts["publish"] > 0 and run.gap_parts["optimizer"] > 0
+    if policy.startswith("async"):
+        assert run.gap_parts["warm_up"] > 0, "its training nodes wait for the first group"
 
 
 def test_overall_timeout_drops_an_execution_since_it_started_and_its_group_still_counts():
