@@ -103,7 +103,7 @@ def test_runs_end_above_their_bounds(
 
 def assert_parts_sum(meters, work_h, workload, config, pool, durations) -> None:
     """What is above the work bound, by cause: nothing is missing and nothing is counted twice."""
-    parts = meters.idle.parts(workload.nodes, least_cost(workload, config, pool, durations))
+    parts = meters.idle.spent().parts(workload.nodes, least_cost(workload, config, pool, durations))
     assert sum(parts.values()) == pytest.approx(meters.hours - work_h, rel=1e-6, abs=1e-6 * meters.hours)
     for name, hours in parts.items():
         assert name == "load" or hours >= -1e-6 * meters.hours, name

@@ -81,7 +81,7 @@ def start(model_dir: Path, config: EngineConfig) -> Launched:
             # vLLM would start fresh interpreters, whose imports take longer than everything else on a small machine.
             os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
         return Launched(AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=True), moves=not is_hybrid)
-    except (ValueError, RuntimeError, NotImplementedError) as error:
+    except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
         raise ModelRefused(
             f'{model_dir}: vLLM {__version__} does not serve this model: {sentence(error)}; take engine.engine = "embedded",'
             " or another version of vLLM"
