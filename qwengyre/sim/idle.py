@@ -113,7 +113,7 @@ class IdleTime:
 
     def _busy_s(self, since: float, passed: float) -> float:
         """Cell-seconds: each replica is its share of a cell."""
-        found = sum(min(until, since + passed) - since for until in self._busy)
+        found = sum(max(0.0, min(until, since + passed) - since) for until in self._busy)  # rounding may leave one that is done
         self._busy = [until for until in self._busy if until > since + passed]
         return found / self._num_replicas
 

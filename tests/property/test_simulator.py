@@ -69,6 +69,36 @@ def extreme_workloads(draw: st.DrawFn) -> Workload:
     )
 
 
+ROUNDED = Workload(
+    steps=3,
+    groups_per_step=1,
+    executions_per_group=1,
+    steps_per_burst=1,
+    dispatch_depth=0.0,
+    nodes=2,
+    cell_nodes=1,
+    slots_per_node=1.0,
+    median_h=2.0,
+    sigma_query=0.5,
+    sigma_execution=0.0,
+    overall_timeout_h=3.0,
+    train_node_hours_per_step=1.0,
+    train_share_by_duration=0.0,
+    micro_steps_per_group=1,
+    optimizer_s=0.0,
+    publish_s=0.0,
+)
+
+
+def test_a_replica_that_is_done_but_for_rounding_computes_no_negative_time():
+    setting = splits(ROUNDED, Setting(policy="colocate"))[0]
+    config, pool = build(ROUNDED, setting)
+    durations = Durations.draw(ROUNDED, 1)
+    meters = SimDriver(ROUNDED, config, pool, durations).run()
+    assert meters.idle.spent().computing == pytest.approx(2 * 3600)
+    assert_parts_sum(meters, bounds(ROUNDED, config, pool, durations).work, ROUNDED, config, pool, durations)
+
+
 @settings(max_examples=60)
 @given(
     workload=workloads() | extreme_workloads(),
