@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,11 @@ GRACE_S: Final = 10.0
 """For a program to end by itself, and clear up, once its time is over."""
 NO_TOOL: Final = "{what} needs {tools}, and neither is installed (Debian, Ubuntu: apt install {package})"
 ARCHIVE: Final = "image.tar"
+LIMITED: Final = (
+    "import os, resource, sys; most = int(sys.argv[1]); "
+    "resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)); os.execv(sys.argv[2], sys.argv[2:])"
+)
+"""Limits the size of files, then becomes the program: what that starts before its parent could limit it would go on without."""
 
 
 def fetch(reference: Reference, folder: Path, timeout_s: float, max_bytes: int) -> Reference:
@@ -64,11 +69,11 @@ def _saved(podman: str, name: str, folder: Path, timeout_s: float) -> Reference:
 def _run(command: list[str], what: str, timeout_s: float, max_file_bytes: int | None = None) -> None:
     """Run a program to its end, with the variables of the user: it is his, and so are its settings. Raises ImageError."""
     tool = os.path.basename(command[0])
+    if max_file_bytes is not None:
+        command = [sys.executable, "-I", "-S", "-c", LIMITED, str(max_file_bytes), *command]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
-    if max_file_bytes is not None:
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (max_file_bytes, max_file_bytes))
     try:
         said, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
