@@ -37,6 +37,8 @@ FAMILIES = ("llama", "gemma3_text", "qwen3_5_text", "qwen3_moe", "deepseek_v3")
 """Embedded, by transformers' own forward: dense, sliding windows, hybrid, mixture, latent attention."""
 MAX_CONTEXT, VOCABULARY = 256, 96
 SECRET = b"contract"
+LATE_ABORTS = 20
+"""On a busy machine a whole call may be over before its abort comes: then it is tried again."""
 DEVICE = os.environ.get("QWENGYRE_TEST_DEVICE", "cpu")
 """`make test-gpu` holds the embedded engine on a device to the same contract."""
 CELL_SIDE: dict[str, type[Serving]] = {
@@ -214,10 +216,14 @@ async def test_an_abort_ends_with_the_partial_tokens(bench):
     engine = await bench.engine(holds=True)
     whole = request("a", max_tokens=200)
     expected = tokens_of(await collect((await bench.engine()).generate(whole)))
-    async with aclosing(engine.generate(whole)) as stream:
-        chunks = [await anext(stream)]
-        await engine.abort([named("a"), "unknown"])
-        chunks += [chunk async for chunk in stream]
+    for _ in range(LATE_ABORTS):
+        async with aclosing(engine.generate(whole)) as stream:
+            chunks = [await anext(stream)]
+            await engine.abort([named("a"), "unknown"])
+            chunks += [chunk async for chunk in stream]
+        if chunks[-1].finish_reason == "abort":
+            break
+        assert tokens_of(chunks) == expected, "an abort that came too late changes nothing"
     assert chunks[-1].finish_reason == "abort"
     partial = tokens_of(chunks)
     assert 0 < len(partial) < len(expected)
@@ -243,12 +249,18 @@ async def test_pause_keep_makes_no_token_until_resume(model_bench):
 
 async def test_pause_abort_ends_every_call(cell_bench):
     engine = await cell_bench.engine()
-    streams = [asyncio.create_task(collect(engine.generate(request(f"a{index}", max_tokens=200)))) for index in range(6)]
-    async with aclosing(engine.generate(request("last", max_tokens=200))) as stream:
-        await anext(stream)
-        await cell_bench.cell(engine).pause("abort")
-        assert [chunk async for chunk in stream][-1].finish_reason == "abort"
-    assert {(await task)[-1].finish_reason for task in streams} <= {"abort", "length", "stop"}
+    for _ in range(LATE_ABORTS):
+        streams = [asyncio.create_task(collect(engine.generate(request(f"a{index}", max_tokens=200)))) for index in range(6)]
+        async with aclosing(engine.generate(request("last", max_tokens=200))) as stream:
+            chunks = [await anext(stream)]
+            await cell_bench.cell(engine).pause("abort")
+            chunks += [chunk async for chunk in stream]
+        assert {(await task)[-1].finish_reason for task in streams} <= {"abort", "length", "stop"}
+        if chunks[-1].finish_reason == "abort":
+            break
+        assert len(tokens_of(chunks)) == 200, "a pause that came too late changes nothing"
+        await cell_bench.cell(engine).resume()
+    assert chunks[-1].finish_reason == "abort"
 
 
 async def test_a_publish_never_lies_inside_a_chunk(cell_bench):
