@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from qwengyre.telemetry.folder import RunFolder
+from qwengyre.tracking.api import RunToTrack
 from qwengyre.tracking.kinds import MLflow, Trackio, Wandb
 from tests.contract.trackers import HasGot, hold_to_contract
 
@@ -31,7 +32,11 @@ def test_mlflow_keeps_the_contract_in_a_file(tmp_path, monkeypatch):
         assert run.info.status == "FINISHED"
         [experiment] = [one for one in client.search_experiments() if one.name == "qwengyre"]
         assert len(client.search_runs([experiment.experiment_id])) == 1
-        curves = {name: {one.step: one.value for one in client.get_metric_history(run_id, name)} for name in run.data.metrics}
+        curves: dict[str, dict[int, float]] = {}
+        for name in run.data.metrics:
+            history = sorted(client.get_metric_history(run_id, name), key=lambda one: one.timestamp)
+            curves[name] = {one.step: one.value for one in history}
+            assert len(history) == len({(one.step, one.timestamp) for one in history}), name
         tables = sorted(Path(experiment.artifact_location.removeprefix("file://"), run_id, "artifacts", "executions").iterdir())
         rows = sum(len(json.loads(table.read_text())["data"]) for table in tables)
         return HasGot(curves, dict(run.data.params), rows, dict(run.data.metrics))
@@ -89,7 +94,7 @@ def test_wandb_keeps_the_contract_offline(tmp_path, monkeypatch):
         config: dict[str, object] = {}
         summary: dict[str, object] = {}
         rows = 0
-        files = sorted((folder.path / "tracking" / "wandb" / "wandb").glob(f"offline-run-*-{run_id}/*.wandb"))
+        files = sorted((folder.path / "tracking" / "wandb" / "wandb").glob(f"offline-run-*-{run_id}*/*.wandb"))
         assert len(files) == 2
         for file in files:
             for data in logged(file.read_bytes()):
@@ -106,3 +111,52 @@ def test_wandb_keeps_the_contract_offline(tmp_path, monkeypatch):
         return HasGot(curves, config, rows, summary)
 
     hold_to_contract(tmp_path, Wandb, read, "wandb")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "step-4"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    (folder / "model.safetensors").write_bytes(bytes(range(256)))
+    return folder
+
+
+def test_mlflow_keeps_a_checkpoint_as_artifacts(tmp_path, monkeypatch, checkpoint):
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    from mlflow import MlflowClient
+
+    own = tmp_path / "mlflow"
+    own.mkdir()
+    tracker = MLflow()
+    run_id = tracker.open(RunToTrack("run", "project", str(own), {}, ""), "")
+    tracker.checkpoint(4, checkpoint)
+    tracker.close(is_finished=True)
+    got = MlflowClient(tracking_uri=f"sqlite:///{own}/mlflow.db").download_artifacts(run_id, "checkpoints/step-4", str(tmp_path))
+    assert {file.name: file.read_bytes() for file in Path(got).iterdir()} == {
+        file.name: file.read_bytes() for file in checkpoint.iterdir()
+    }
+
+
+def test_wandb_keeps_a_checkpoint_as_an_artifact(tmp_path, monkeypatch, checkpoint):
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_SILENT", "true"), ("HOME", str(tmp_path))):
+        monkeypatch.setenv(name, value)
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    tracker = Wandb()
+    run_id = tracker.open(RunToTrack("run", "project", str(tmp_path), {}, ""), "")
+    tracker.checkpoint(4, checkpoint)
+    tracker.close(is_finished=True)
+    [file] = (tmp_path / "wandb").glob(f"offline-run-*-{run_id}*/*.wandb")
+    artifacts = []
+    for data in logged(file.read_bytes()):
+        record = Record()
+        record.ParseFromString(data)
+        for artifact in (record.artifact, record.request.log_artifact.artifact):
+            if artifact.name:
+                artifacts.append(artifact)
+    [sent] = artifacts
+    assert sent.name == f"checkpoint-{run_id}" and "step-4" in sent.aliases
+    assert {entry.path for entry in sent.manifest.contents} == {"config.json", "model.safetensors"}

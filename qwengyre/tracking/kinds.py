@@ -137,8 +137,10 @@ class MLflow:
         return str(self._client.create_experiment(run.project, artifact_location=store))
 
     def points(self, points: Sequence[Point]) -> None:
+        """Of two values of one name and step the later is sent: with equal times MLflow keeps both, in no order."""
+        last = {(name, point.step): value for point in points for name, value in point.values.items()}
         now, metric = int(time.time() * 1000), self._entities.Metric
-        metrics = [metric(name, value, now, point.step) for point in points for name, value in point.values.items()]
+        metrics = [metric(name, value, now, step) for (name, step), value in last.items()]
         for first in range(0, len(metrics), MLFLOW_METRICS):
             self._client.log_batch(self._run_id, metrics=metrics[first : first + MLFLOW_METRICS])
 
