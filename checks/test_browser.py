@@ -125,6 +125,22 @@ def test_from_the_list_of_runs_to_a_token(tab: Tab):
     tab.picture("tokens")
 
 
+def test_a_group_a_call_the_configuration_and_the_logs(tab: Tab):
+    page = tab.open("/run/quickstart/groups/100")
+    assert page.locator("main tbody tr").count() == 8
+    tab.picture("group")
+    page = tab.open("/run/quickstart/executions/e000114-3/calls/c0")
+    page.locator("summary:has-text('as a table')").click()
+    assert page.locator("main table tr").count() > 4
+    tab.picture("call")
+    page = tab.open("/run/quickstart/config")
+    assert "max_concurrent_harnesses = " in page.locator("main").inner_text()
+    tab.picture("config")
+    page = tab.open("/run/made-up/logs")
+    assert "run_opened" in page.locator("main").inner_text()
+    tab.picture("logs")
+
+
 def test_sorting_and_paging_by_clicks(tab: Tab):
     page = tab.open("/run/made-up/executions?sort=id&down=0")
     assert first_execution(page) == "e000000-0"

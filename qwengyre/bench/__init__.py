@@ -11,6 +11,10 @@ COMMANDS: Final = {
         "qwengyre.bench.dashboard:dashboard",
         "A run of 20,000 executions in the dashboard: first answer, memory, cost of an open page.",
     ),
+    "dashboard-beside": (
+        "qwengyre.bench.dashboard_beside:dashboard_beside",
+        "Training with a page of the dashboard open and without, in turn: its time, and its processor time.",
+    ),
     "elastic": ("qwengyre.bench.elastic:elastic", "Elastic, Colocate and Async with real processes and emulated devices."),
     "embedded": (
         "qwengyre.bench.embedded:embedded",

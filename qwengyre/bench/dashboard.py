@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -35,8 +36,10 @@ class DashboardFigures(msgspec.Struct):
     executions: int
     first_answer_s: float
     """The table of executions, of a dashboard that has read nothing yet."""
+    first_answer_cpu_s: float
     read_all_s: float
     """Until the table holds every execution."""
+    read_all_cpu_s: float
     sorted_page_s: float
     conversation_s: float
     """Of an execution at the end of the journal, until it is shown."""
@@ -68,6 +71,13 @@ def dashboard(
 
 def measure(runs_dir: Path, journal: Path, num_executions: int) -> DashboardFigures:
     """Start a dashboard as a process of its own and use it as a browser does."""
+    with shown(runs_dir) as (client, pid):
+        return _figures(client, pid, journal, num_executions)
+
+
+@contextmanager
+def shown(runs_dir: Path) -> Iterator[tuple[httpx.Client, int]]:
+    """A dashboard of `runs_dir` as a process of its own: a client that has its token, and its process id."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, "dashboard", str(runs_dir), "--port", "0"], stdout=subprocess.PIPE, text=True
     )
@@ -77,8 +87,8 @@ def measure(runs_dir: Path, journal: Path, num_executions: int) -> DashboardFigu
         if address is None:
             raise QwenGyreError("the dashboard did not start")
         with httpx.Client(base_url=address[1], follow_redirects=True, timeout=120) as client:
-            client.get("/", params={"token": address[2]})
-            return _figures(client, process.pid, journal, num_executions)
+            client.get("/static/dashboard.css", params={"token": address[2]})
+            yield client, process.pid
     finally:
         process.terminate()
         process.wait()
@@ -86,14 +96,14 @@ def measure(runs_dir: Path, journal: Path, num_executions: int) -> DashboardFigu
 
 def _figures(client: httpx.Client, pid: int, journal: Path, num_executions: int) -> DashboardFigures:
     table = "/run/made-up/executions"
-    began = time.perf_counter()
+    began, began_cpu_s = time.perf_counter(), cpu_s(pid)
     page = _get(client, table)
-    first_answer_s = time.perf_counter() - began
+    first_answer_s, first_answer_cpu_s = time.perf_counter() - began, cpu_s(pid) - began_cpu_s
     for _ in range(MAX_READS):
         if "Still reading" not in page.text:
             break
         page = _get(client, table)
-    read_all_s = time.perf_counter() - began
+    read_all_s, read_all_cpu_s = time.perf_counter() - began, cpu_s(pid) - began_cpu_s
     sorted_page_s = _seconds(client, f"{table}?sort=reward&page={num_executions // 100}")
     last = re.findall(r"data-open>(e\d+-\d+)<", _get(client, f"{table}?sort=id").text)[0]
     began = time.perf_counter()
@@ -112,7 +122,9 @@ def _figures(client: httpx.Client, pid: int, journal: Path, num_executions: int)
     return DashboardFigures(
         executions=num_executions,
         first_answer_s=first_answer_s,
+        first_answer_cpu_s=first_answer_cpu_s,
         read_all_s=read_all_s,
+        read_all_cpu_s=read_all_cpu_s,
         sorted_page_s=sorted_page_s,
         conversation_s=conversation_s,
         unchanged_look_cpu_ms=unchanged,
@@ -133,13 +145,14 @@ def _seconds(client: httpx.Client, path: str) -> float:
 
 def _cpu_ms(pid: int, look: Callable[[], object]) -> float:
     """Processor time of the process for one look, mean over a minute of them."""
-    before = _cpu_s(pid)
+    before = cpu_s(pid)
     for _ in range(NUM_LOOKS):
         look()
-    return (_cpu_s(pid) - before) * 1000 / NUM_LOOKS
+    return (cpu_s(pid) - before) * 1000 / NUM_LOOKS
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
+    """Processor time that a process has used so far, without its children's."""
     stat = Path(f"/proc/{pid}/stat").read_text()
     user, system = stat[stat.rindex(")") + 2 :].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -13,12 +13,15 @@ from qwengyre.dashboard.hints import HEALTH
 from qwengyre.dashboard.series import RunSeries, alike, thin
 from qwengyre.dashboard.svg import Plot, Point
 from qwengyre.dashboard.view import clock, quantity
+from qwengyre.telemetry.records import PlanAdopted
 
 WIDTH: Final = 960.0
 LEFT: Final = 64.0
 RIGHT: Final = 24.0
 ROW: Final = 26.0
 GAP: Final = 6.0
+CHARACTER: Final = 8.0
+"""Units that a character of a label takes at most, on average over the characters of a word."""
 MOST_POINTS: Final = 900
 MOST_STEP_MARKS: Final = 120
 
@@ -94,8 +97,37 @@ def timeline(run: RunSeries) -> str:
                     (rows.x(part.start), rows_top + index * (ROW + GAP), rows.x(part.end) - rows.x(part.start), ROW), css, hint
                 )
             )
-    parts += [svg.text(rows.x(t), rows.bottom + 14, clock(t), "tick", "middle") for t in svg.time_ticks(run.end_s, 10)]
-    return svg.figure(WIDTH, rows.bottom + 24, parts, "Waterlevel and cell roles over time")
+    parts += _plan_row(run, rows, rows.bottom)
+    bottom = rows.bottom + (ROW + GAP if run.plans else 0.0)
+    parts += [svg.text(rows.x(t), bottom + 14, clock(t), "tick", "middle") for t in svg.time_ticks(run.end_s, 10)]
+    return svg.figure(WIDTH, bottom + 24, parts, "Waterlevel and cell roles over time")
+
+
+def plan_words(plan: PlanAdopted) -> str:
+    """
+    >>> plan_words(PlanAdopted(9.0, steps_per_burst=2, dispatch_depth=0.5, two_way=True, backlog=0.25, reason="faster"))
+    '2 steps a burst, 0.5 ahead, two-way, backlog 0.25'
+    """
+    more = [", two-way"] if plan.two_way else []
+    more += [f", backlog {plan.backlog:g}"] if plan.backlog else []
+    steps = f"{plan.steps_per_burst} step{'s' if plan.steps_per_burst != 1 else ''} a burst"
+    return f"{steps}, {plan.dispatch_depth:g} ahead{''.join(more)}"
+
+
+def _plan_row(run: RunSeries, rows: Plot, top: float) -> list[str]:
+    """Each plan of `scheduler.tune` from when it was made to the next one; nothing for a run without."""
+    if not run.plans:
+        return []
+    parts = [svg.text(LEFT - 8, top + 17, "plan", "tick", "end")]
+    ends = [plan.at for plan in run.plans[1:]] + [max(run.end_s, run.plans[-1].at)]
+    for plan, end in zip(run.plans, ends, strict=True):
+        left, width = rows.x(plan.at), max(2.0, rows.x(end) - rows.x(plan.at) - 2)
+        hint = f"{clock(plan.at)}: {plan_words(plan)}; {plan.reason}"
+        parts.append(svg.bar((left, top, width, ROW), "plan", hint, 2))
+        label = f"{plan.steps_per_burst} x, {plan.dispatch_depth:g}"
+        if width > CHARACTER * len(label):
+            parts.append(svg.text(left + 5, top + 17, label, "tick"))
+    return parts
 
 
 def time_by_role(run: RunSeries) -> str:
@@ -182,7 +214,7 @@ def comparison(runs: Sequence[RunSeries], *, by_time: bool) -> str:
     points = [point for curves in (*lines.values(), *scores.values()) for curve in curves for point in curve] or [(0.0, 0.0)]
     most = max(1.0, *(x for x, _ in points))
     plot = Plot(LEFT, top, WIDTH - LEFT - 150, height - top - 52, (0, most), (0.0, max(1.0, *(y for _, y in points))))
-    names = [(f"series-{index}", "line", f"{name} ({len(groups[name])} runs)") for index, name in enumerate(groups)]
+    names = [(f"series-{index}", "line", _counted(name, len(groups[name]))) for index, name in enumerate(groups)]
     parts = svg.legend(LEFT, 18, names) + svg.y_axis(plot, lambda value: f"{value:g}")
     parts.append(svg.text(plot.right, 22, "lines: training tasks, dots: held-out tasks", "tick", "end"))
     parts += svg.x_axis(plot, (lambda value: f"{value:g}"), "minutes" if by_time else "optimizer steps")
@@ -195,6 +227,10 @@ def comparison(runs: Sequence[RunSeries], *, by_time: bool) -> str:
             parts += [svg.dot(plot, point, css, f"{run.label}: held-out {point[1]:.3f}", 4.0) for point in curve]
     ends = [(name, _mean_curve(curves)) for name, curves in scores.items()]
     return svg.figure(WIDTH, height, parts + _end_labels(plot, ends), "Reward of several runs")
+
+
+def _counted(name: str, num_runs: int) -> str:
+    return f"{name} ({num_runs} runs)" if num_runs > 1 else name
 
 
 def _training(run: RunSeries, by_time: bool) -> list[Point]:
@@ -213,6 +249,16 @@ def _mean_curve(curves: Sequence[Sequence[Point]]) -> list[Point]:
     ]
 
 
+def _fitted(text: str, units: float) -> str:
+    """A label cut to what finds room: the legend, or what is pointed at, has it whole.
+
+    >>> _fitted("0.55 quickstart, 12 steps", 138.0)
+    '0.55 quickstart,…'
+    """
+    most = int(units / CHARACTER)
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
 def _end_labels(plot: Plot, curves: Sequence[tuple[str, Sequence[Point]]]) -> list[str]:
     """The last value and name of each curve at the right edge, kept apart."""
     placed: list[float] = []
@@ -222,5 +268,6 @@ def _end_labels(plot: Plot, curves: Sequence[tuple[str, Sequence[Point]]]) -> li
         if placed and y < placed[-1] + 16:
             y = placed[-1] + 16
         placed.append(y)
-        parts.append(svg.text(plot.x(curve[-1][0]) + 12, y, f"{curve[-1][1]:.2f} {name}", "label"))
+        x = plot.x(curve[-1][0]) + 12
+        parts.append(svg.text(x, y, _fitted(f"{curve[-1][1]:.2f} {name}", WIDTH - x), "label"))
     return parts

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from qwengyre.core.records import Validity
-from qwengyre.dashboard.executions import ExecutionTable
+from qwengyre.dashboard.executions import ExecutionTable, GroupEntry
 from qwengyre.dashboard.series import RoleSpan, RunSeries
 from qwengyre.telemetry.records import WaterlevelSampled
 
@@ -28,6 +28,8 @@ FATES: Final = (
     "groups without a spread",
     "executions that were not scored",
     "rewards at the mean of their group",
+    "left out by a hook",
+    "given no advantage by a hook",
     "side calls, and beyond trajectory.j_max",
     "not trained yet",
 )
@@ -55,12 +57,12 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
         return sum(count for fate, count in self.tokens_by_fate.items() if fate not in kept)
 
 
-def run_costs(run: RunSeries, table: ExecutionTable, *, devices_per_cell: int = 1) -> RunCosts:
-    """Of a run as far as it has come."""
+def run_costs(run: RunSeries, table: ExecutionTable, *, devices_per_cell: int = 1, keeps_zero: bool = False) -> RunCosts:
+    """Of a run as far as it has come. `keeps_zero`: its `trajectory.keep_zero_advantage`."""
     role_s = _by_role(run.spans)
     device_h = {role: seconds * devices_per_cell / 3600 for role, seconds in role_s.items()}
     ended = [entry for entry in table.executions.values() if entry.ended_at is not None]
-    fates = _fates(run, table)
+    fates = _fates(run, table, keeps_zero)
     return RunCosts(
         device_h=device_h,
         devices_per_cell=devices_per_cell,
@@ -78,7 +80,17 @@ def _by_role(spans: Sequence[RoleSpan]) -> dict[str, float]:
     return seconds
 
 
-def _fates(run: RunSeries, table: ExecutionTable) -> Counter[str]:
+def _judged(group: GroupEntry, index: int, keeps_zero: bool) -> str | None:
+    """Why hooks have an execution of a group not trained; None where they do, or none was asked."""
+    if group.judgement is None:
+        return None
+    advantage = group.judgement.advantages[index]
+    if advantage is None:
+        return "left out by a hook"
+    return None if advantage or keeps_zero else "given no advantage by a hook"
+
+
+def _fates(run: RunSeries, table: ExecutionTable, keeps_zero: bool) -> Counter[str]:
     fates: Counter[str] = Counter()
     in_trained_groups = 0
     for group in table.groups.values():
@@ -93,9 +105,11 @@ def _fates(run: RunSeries, table: ExecutionTable) -> Counter[str]:
                 fates["executions that were not scored"] += tokens
             elif group.step is None:
                 fates["not trained yet"] += tokens
-            elif min(rewards) == max(rewards):
+            elif (fate := _judged(group, entry.index, keeps_zero)) is not None:
+                fates[fate] += tokens
+            elif group.judgement is None and not keeps_zero and min(rewards) == max(rewards):
                 fates["groups without a spread"] += tokens
-            elif entry.reward == mean:
+            elif group.judgement is None and not keeps_zero and entry.reward == mean:
                 fates["rewards at the mean of their group"] += tokens
             else:
                 in_trained_groups += tokens

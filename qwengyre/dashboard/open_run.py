@@ -17,6 +17,7 @@ from qwengyre.core.errors import ConfigError, QwenGyreError
 from qwengyre.core.ids import ExecutionId
 from qwengyre.dashboard.call_index import RecordedAttempt, RunCalls
 from qwengyre.dashboard.conversation import TokenReader
+from qwengyre.dashboard.costs import RunCosts, run_costs
 from qwengyre.dashboard.executions import ExecutionTable
 from qwengyre.dashboard.said import START, ReadAnswer, SaidCall, ShownAnswer, plain_answer, pretty
 from qwengyre.dashboard.series import RunSeries, series_of
@@ -133,6 +134,12 @@ class OpenRun:
             return ShownAnswer(parsed.text, parsed.reasoning, calls)
 
         return read
+
+
+def open_run_costs(run: OpenRun) -> RunCosts:
+    """What it cost, as far as its journal was read; whoever asks holds its lock. Raises JournalError."""
+    keeps_zero = run.trajectory.keep_zero_advantage
+    return run_costs(run.series(), run.table, devices_per_cell=run.devices_per_cell, keeps_zero=keeps_zero)
 
 
 class RunInFolder(msgspec.Struct, frozen=True):

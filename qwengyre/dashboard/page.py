@@ -29,7 +29,7 @@ PICTURE_STYLE: Final = """
   svg .line.series-5 { stroke:var(--amber); } svg .dot.series-5 { fill:var(--amber); }
   svg .line.greedy { stroke-dasharray:6 4; } svg .line.muted { stroke:var(--axis); } svg .dot.muted { fill:var(--ink-3); }
   svg .line.water { stroke:var(--violet); } svg .area.water { fill:var(--violet); } svg .line.capacity { stroke:var(--ink-3); }
-  svg .fill.rollout { fill:var(--blue); } svg .fill.training { fill:var(--green); } svg .fill.transit { fill:var(--amber); } svg .fill.lost { fill:var(--red); }
+  svg .fill.rollout { fill:var(--blue); } svg .fill.training { fill:var(--green); } svg .fill.transit { fill:var(--amber); } svg .fill.lost { fill:var(--red); } svg .fill.plan { fill:var(--line); }
 """
 
 PAGE_STYLE: Final = """

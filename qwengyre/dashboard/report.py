@@ -24,6 +24,7 @@ from qwengyre.sim.settings import OURS
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.learning import note_of_all
 from qwengyre.trainer.config import TrainerConfig
+from qwengyre.trajectory.config import TrajectoryConfig
 
 STEP_COLUMNS = (
     ("step", "step", "d"),
@@ -50,8 +51,10 @@ def read_costs(folder: RunFolder, run: RunSeries) -> RunCosts:
     """What the run in `folder` cost so far. Raises JournalError."""
     table = ExecutionTable(folder.controller_journal)
     table.refresh(math.inf)
-    ranks = RecordedConfig(folder.config).table("trainer", TrainerConfig).ranks
-    return run_costs(run, table, devices_per_cell=ranks)
+    config = RecordedConfig(folder.config)
+    ranks = config.table("trainer", TrainerConfig).ranks
+    keeps_zero = config.table("trajectory", TrajectoryConfig).keep_zero_advantage
+    return run_costs(run, table, devices_per_cell=ranks, keeps_zero=keeps_zero)
 
 
 def cost_sections(costs: RunCosts) -> list[str]:
@@ -136,6 +139,7 @@ def report_sections(run: RunSeries, costs: RunCosts | None = None) -> list[str]:
             "others can serve what is left. Dotted lines are optimizer steps.",
             charts.timeline(run),
         ),
+        *_plans(run),
         section("Time by role", "How the cells spent the run.", charts.time_by_role(run)),
         section("Counts", "With what is good beside them.", pairs(_counts(run))),
         *(cost_sections(costs) if costs is not None else ()),
@@ -232,6 +236,19 @@ def _tiles(run: RunSeries) -> list[tuple[str, str, str]]:
 def _warnings(run: RunSeries) -> list[str]:
     note = note_of_all(run.steps)
     return [section("Steps that taught nothing", f"{note[0].upper()}{note[1:]}.")] if note else []
+
+
+def _plans(run: RunSeries) -> list[str]:
+    """What `scheduler.tune` decided, and why; nothing for a run without a plan of its own."""
+    if not run.plans:
+        return []
+    done = [(plan, sum(step.at <= plan.at for step in run.steps)) for plan in run.plans]
+    rows = [[clock(plan.at), str(steps), charts.plan_words(plan), plan.reason] for plan, steps in done]
+    why = (
+        "What scheduler.tune made of the run's own durations, in place of the run file's values. A plan holds from the next publish on. "
+        "In the chart above: steps a burst x, steps ahead."
+    )
+    return [section("Plans", why, table(("at", "steps done", "plan", "why"), rows, num_names=4))]
 
 
 def _counts(run: RunSeries) -> list[tuple[str, str, str]]:

@@ -11,11 +11,10 @@ from markupsafe import Markup
 from qwengyre.core.errors import ConfigError, QwenGyreError
 from qwengyre.core.ids import GroupId
 from qwengyre.dashboard import svg
-from qwengyre.dashboard.costs import run_costs
 from qwengyre.dashboard.execution_query import ExecutionQuery, find_page
 from qwengyre.dashboard.executions import ExecutionTable
 from qwengyre.dashboard.frame import drawn, render
-from qwengyre.dashboard.open_run import OpenRun, RunInFolder, RunsDir
+from qwengyre.dashboard.open_run import OpenRun, RunInFolder, RunsDir, open_run_costs
 from qwengyre.dashboard.report import report_sections, state_of
 from qwengyre.dashboard.series import RunSeries
 from qwengyre.dashboard.text_search import MAX_HITS
@@ -37,11 +36,11 @@ TABS: Final = (
 )
 COLUMNS: Final = (
     ("execution", "id", ""),
+    ("reward", "reward", "num"),
     ("task", "task", ""),
+    ("end", "end", ""),
     ("group", "group", "num"),
     ("kind", "", ""),
-    ("reward", "reward", "num"),
-    ("end", "end", ""),
     ("agents", "", ""),
     ("calls", "calls", "num"),
     ("tokens", "tokens", "num"),
@@ -119,7 +118,7 @@ def overview_page(run: OpenRun) -> str:
     series = run.series()
     with run.lock:
         is_read = run.table.refresh(READING_S)
-        costs = run_costs(series, run.table, devices_per_cell=run.devices_per_cell) if is_read else None
+        costs = open_run_costs(run) if is_read else None
     sections = [drawn(part) for part in report_sections(series, costs)]
     return render("run.html", **frame_of(run, "Overview"), state=state_of(series), sections=sections)
 

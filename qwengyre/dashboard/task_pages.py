@@ -58,12 +58,13 @@ class TaskHistory(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> tuple[str, str]:
-        """In a word, and its color: whether it was ever solved, and by how many of the last group."""
+        """In a word, and its color: whether it was ever solved, and by all of the last group at the training temperature."""
         if self.best <= 0:
             return "never above 0", "bad"
         if self.best < 1:
             return "never solved", "warn"
-        last = self.groups[-1].rewards
+        sampled = [one for one in self.groups if not one.is_greedy] or self.groups
+        last = sampled[-1].rewards
         return ("solved by all of the last group", "good") if min(last) >= 1 else ("solved at times", "run")
 
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from qwengyre.core.ids import ExecutionId
-from qwengyre.dashboard.costs import RunCosts, run_costs
+from qwengyre.dashboard.costs import RunCosts
 from qwengyre.dashboard.executions import ExecutionEntry
-from qwengyre.dashboard.open_run import OpenRun
+from qwengyre.dashboard.open_run import OpenRun, open_run_costs
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.metrics import MetricsTail
 from qwengyre.telemetry.records import FINISHED, MetricRecord, RunBegan, RunEnded, StepFinished, scalars
@@ -70,7 +70,7 @@ class Feed:
     def costs(self, step: int) -> Point:
         """What the run cost so far."""
         run = self._run
-        return Point(step, True, cost_values(run_costs(run.series(), run.table, devices_per_cell=run.devices_per_cell)))
+        return Point(step, True, cost_values(open_run_costs(run)))
 
     def executions(self, step: int) -> SentTable:
         """Those that `step` trained on."""

@@ -16,11 +16,12 @@ from qwengyre.dashboard.demo import unpack_demo
 from qwengyre.dashboard.executions import ExecutionTable
 from qwengyre.dashboard.series import series_of
 from qwengyre.journal import Journal
-from qwengyre.runtime.records import CallCounts, ControllerRecord, Decided, ExecutionDone
+from qwengyre.runtime.records import CallCounts, ControllerRecord, Decided, ExecutionDone, GroupJudged
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
 from qwengyre.telemetry.records import RolesChanged, RunEnded, WaterlevelSampled
 from qwengyre.telemetry.summary import Summary
+from qwengyre.trajectory.process import Judgement
 from tests.unit.dashboard.synthetic import step
 
 
@@ -92,6 +93,34 @@ def test_every_token_has_one_fate(costs: RunCosts):
     }
     assert sum(costs.tokens_by_fate.values()) == costs.tokens_generated == 800
     assert costs.tokens_thrown_away == 200 + 100 + 30
+
+
+@pytest.mark.parametrize(
+    ("advantages", "keeps_zero", "fates"),
+    [
+        ((None, None), False, {"left out by a hook": 200}),
+        ((0.0, None), False, {"given no advantage by a hook": 100, "left out by a hook": 100}),
+        ((0.0, 0.5), False, {"given no advantage by a hook": 100, "in trained groups": 100}),
+        ((0.0, 0.5), True, {"in trained groups": 200}),
+        (None, False, {"groups without a spread": 200}),
+        (None, True, {"in trained groups": 200}),
+    ],
+)
+def test_what_hooks_and_zero_advantages_do_to_a_group_is_told(tmp_path: Path, advantages, keeps_zero, fates):
+    """Of the group of two rewards of 1: a hook's advantage counts in place of the built-in one, which would be 0."""
+    write_journal(tmp_path / "controller.log")
+    if advantages is not None:
+        with Journal.open(tmp_path / "controller.log", ControllerRecord) as journal:
+            journal.append(GroupJudged(GroupId(1), Judgement(advantages, (None, None))))
+    table = ExecutionTable(tmp_path / "controller.log")
+    assert table.refresh()
+    trained = msgspec.structs.replace(step(1, 40.0), tokens_trained=10_000)
+    run = series_of([trained], Summary(), label="a run")
+    found = run_costs(run, table, keeps_zero=keeps_zero).tokens_by_fate
+    others = {"evaluations": 200, "executions that were not scored": 100, "not trained yet": 200}
+    expected = {"trained" if fate == "in trained groups" else fate: count for fate, count in fates.items()}
+    expected["trained"] = expected.get("trained", 0) + 100
+    assert found == others | expected
 
 
 def test_idle_time_has_causes_that_add_up(costs: RunCosts):

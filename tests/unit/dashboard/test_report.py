@@ -25,7 +25,7 @@ from qwengyre.journal import Journal
 from qwengyre.runtime.records import ControllerRecord
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.metrics import Metrics
-from qwengyre.telemetry.records import RolesChanged
+from qwengyre.telemetry.records import PlanAdopted, RolesChanged
 from qwengyre.telemetry.summary import Summary, write_summary
 from tests.unit.dashboard.synthetic import evaluation, small_run, step
 
@@ -53,6 +53,40 @@ def test_the_report_is_one_file_that_needs_no_other_and_runs_no_script(tmp_path:
     assert set(re.findall(r"https?://[^\"' <]+", html)) <= {"http://www.w3.org/2000/svg"}
     assert "prefers-color-scheme: dark" in html
     assert len(figures(html)) >= 12
+
+
+def test_plans_of_the_tuner_are_drawn_below_the_cells_and_told_with_their_reasons():
+    """From when each was made to the next one, on the time axis of the cells above; a run without plans has neither."""
+    plans = [
+        PlanAdopted(12.0, 2, 0.5, False, 0.0, "3.1 h instead of 3.4 <by simulation>"),
+        PlanAdopted(14.0, 1, 1.0, True, 0.5, "less staleness"),
+    ]
+    run = run_of([*small_run()[:-1], *plans, small_run()[-1]])
+    figure = ElementTree.fromstring(charts.timeline(run))
+    bars = [bar for bar in figure.iter() if bar.get("class") == "fill plan"]
+    cells = [bar for bar in figure.iter() if "rollout" in bar.get("class", "") and bar.tag.endswith("rect")]
+    assert len(bars) == 2 and float(bars[0].get("y")) > max(float(bar.get("y")) for bar in cells)
+    left, right = (float(bar.get("x")) for bar in bars)
+    per_second = (right - left) / 2.0
+    ends = [float(bar.get("x")) + float(bar.get("width")) + 2 for bar in bars]
+    assert ends == pytest.approx([right, right + 6.0 * per_second], abs=0.2)
+    assert "".join(bars[1].itertext()) == "0:14: 1 step a burst, 1 ahead, two-way, backlog 0.5; less staleness"
+    html = report_html(run)
+    assert "<td>0:12</td><td>1</td><td>2 steps a burst, 0.5 ahead</td><td>3.1 h instead of 3.4 &lt;by simulation&gt;</td>" in html
+    without = report_html(run_of(small_run()))
+    assert "<h2>Plans</h2>" in html and "<h2>Plans</h2>" not in without and "fill plan" not in without
+
+
+def test_a_label_at_the_right_edge_of_several_runs_stays_inside_the_picture():
+    """Names of runs are as long as their users make them; the legend has them whole, and says of one run not that it is 1 runs."""
+    runs = [
+        msgspec.structs.replace(run_of(small_run(policy)), label=policy) for policy in ("elastic", "a-policy-with-a-long-name")
+    ]
+    html = charts.comparison(runs, by_time=False)
+    labels = [text for text in ElementTree.fromstring(html).iter() if re.match(r"\d\.\d\d ", text.text or "")]
+    assert len(labels) == 2
+    assert all(float(text.get("x")) + 8 * len(text.text) <= charts.WIDTH for text in labels)
+    assert "a-policy-with-a-long-name" in html and "(1 runs)" not in html
 
 
 def test_the_report_shows_the_counts_and_the_gain(tmp_path: Path):
