@@ -7,13 +7,14 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from qwengyre.journal.reader import read
 from qwengyre.runtime.records import ControllerRecord, ExecutionDone
-from qwengyre.sandbox.tree import Kind, walk
+from qwengyre.sandbox.tree import Kind, remove_tree, walk
 
 ROOT = Path(__file__).parents[1]
 WATCHED = [os.path.realpath(sys.executable), "/usr/bin/env", "/dev/null", "/dev/full", "/dev/urandom"]
@@ -52,14 +53,21 @@ def with_power(folder: Path) -> list[str]:
         os.close(root)
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Removed by what knows folders as deep as the agent makes them: pytest's own removal fails on them, in every run that comes later."""
+    yield tmp_path
+    remove_tree(tmp_path)
+
+
 @pytest.mark.timeout(3600)
-def test_a_hostile_agent_earns_what_its_work_earns(tmp_path):
+def test_a_hostile_agent_earns_what_its_work_earns(folder):
     before = {path: os.stat(path).st_mode for path in WATCHED}
     settings = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    command = [str(Path(sys.executable).with_name("qwengyre")), "train", str(hostile_recipe(tmp_path)), *settings]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = [str(Path(sys.executable).with_name("qwengyre")), "train", str(hostile_recipe(folder)), *settings]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    (run,) = (tmp_path / "runs").iterdir()
+    (run,) = (folder / "runs").iterdir()
     assert json.loads((run / "summary.json").read_text())["steps"] == STEPS
     records = [record for _, record in read(run / "journal/controller.log", ControllerRecord)]
     outcomes = [record.outcome for record in records if isinstance(record, ExecutionDone)]

@@ -10,8 +10,8 @@ from rich.markdown import Markdown
 
 from qwengyre.cli.output import say, say_data
 from qwengyre.config.installation import shipped
-from qwengyre.config.near import nearest
 from qwengyre.core.errors import ConfigError
+from qwengyre.core.near import nearest
 from qwengyre.dashboard.terminal import SafeConsole
 
 

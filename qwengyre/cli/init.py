@@ -15,8 +15,8 @@ import typer
 from qwengyre.cli.output import say
 from qwengyre.cli.starter_harnesses import HARNESSES, OWN, Installed, StarterHarness, command_of, find
 from qwengyre.config.installation import checkout, shipped
-from qwengyre.config.near import nearest
 from qwengyre.core.errors import ConfigError
+from qwengyre.core.near import nearest
 
 OWN_CONTEXT: Final = 8192
 """Tokens that thirty turns of the agent in starter/ fit into."""

@@ -10,9 +10,9 @@ import typer
 
 from qwengyre.cli.output import say
 from qwengyre.config.installation import to_have
-from qwengyre.config.near import nearest
 from qwengyre.config.recorded import RecordedConfig
 from qwengyre.core.errors import ConfigError
+from qwengyre.core.near import nearest
 from qwengyre.telemetry.folder import RunFolder
 from qwengyre.telemetry.tracking_config import TrackingConfig
 

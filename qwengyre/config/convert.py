@@ -11,8 +11,8 @@ from msgspec import NODEFAULT
 from msgspec import inspect as shapes
 
 from qwengyre.config.lines import KeyPath
-from qwengyre.config.near import nearest
 from qwengyre.config.shape import in_words, keys, struct_at
+from qwengyre.core.near import nearest
 
 RENAMED: Final[dict[tuple[str, ...], str]] = {("transfer", "carrier"): "transfer.transport"}
 """Keys of earlier run files, and what to write now."""

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from msgspec import NODEFAULT
 
-from qwengyre.config.near import nearest
 from qwengyre.config.shape import Key, keys
 from qwengyre.core.errors import ConfigError
+from qwengyre.core.near import nearest
 
 
 def dump_toml(config: msgspec.Struct) -> str:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from qwengyre.config.near import nearest
 from qwengyre.core.errors import ConfigError, HookFailed
 from qwengyre.core.ids import ExecutionId, GroupId
+from qwengyre.core.near import nearest
 from qwengyre.hooks.load import Hook, HookRef, load_hook
 from qwengyre.telemetry.records import EvaluationFinished, RunEnded, StepFinished
 

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import msgspec
 
-from qwengyre.config.near import nearest
 from qwengyre.core.errors import ConfigError, HookFailed, QwenGyreError
+from qwengyre.core.near import nearest
 
 SOURCE: Final = "tasks.source"
 """Key of the only hook that may be a generator."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from qwengyre.core.errors import ConfigError
+from qwengyre.core.near import nearest
 
 NAME: Final = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 FILES: Final = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken")
@@ -25,11 +26,31 @@ def is_hub_name(model: str, here: Path) -> bool:
     return NAME.fullmatch(model) is not None and not (here / model).exists()
 
 
+def refuse_folder_name(name: str, here: Path) -> None:
+    """Raises ConfigError for a name of the hub that is rather a folder's, misspelt: its first part, or one much like it, is a folder here.
+
+    With a revision it is the hub's for certain.
+    """
+    found = NAME.fullmatch(name)
+    owner, _, rest = name.partition("/")
+    if found is None or found["revision"]:
+        return
+    folders = {folder.name: folder for folder in here.iterdir() if folder.is_dir()}
+    near = owner if owner in folders else nearest(owner, [one for one, folder in folders.items() if (folder / rest).is_dir()])
+    if near is None:
+        return
+    inside = [one.name for one in folders[near].iterdir() if one.is_dir()]
+    like = rest if near != owner else nearest(rest, inside)
+    hint = f"did you mean {near}/{like}?" if like else f"{near} is a folder here, without it."
+    raise _refused(name, f"there is no such folder. {hint} A model of the hub with this name is {name}@main")
+
+
 def fetch(name: str, say: Callable[[str], None]) -> Path:
     """The folder of a model of the hub, fetched into the hub's own cache unless it is there; its name is the revision's.
 
     HF_HOME, HF_TOKEN, HF_HUB_OFFLINE and the like count. Raises ConfigError.
     """
+    refuse_folder_name(name, Path.cwd())
     known = cached(name)
     if known is None:
         say(f"{name}: fetching from the hub")

@@ -16,6 +16,7 @@ from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.config.installation import to_have
 from qwengyre.core.errors import ConfigError, ModelRefused, QwenGyreError
 from qwengyre.hooks.loaded import load_hooks
+from qwengyre.models.hub import refuse_folder_name
 from qwengyre.models.weight_files import weight_files
 from qwengyre.rpc.tls import Contexts
 from qwengyre.runtime.notes import answer_cap, context_cap, model_positions
@@ -130,6 +131,7 @@ def _check_policy(config: RunConfig) -> Mistakes:
         return
     folder = Path(config.policy.model)
     if not folder.is_absolute():  # of the hub, fetched when the run starts
+        refuse_folder_name(config.policy.model, Path.cwd())
         return
     if not folder.is_dir():
         yield ConfigError(
@@ -174,6 +176,8 @@ def _check_renderer(config: RunConfig) -> None:
 
 def _check_model(config: RunConfig) -> Mistakes:
     """That engine and trainer can use the policy's model, without its weights. Imports torch, which a controller does without."""
+    if not config.policy.model:
+        _check_adapters_of_warm_up(config)
     folder = Path(config.policy.model)
     if folder.is_absolute() and config.engine.engine in ("embedded", "vllm") and not list(_wrong_files(folder)):
         from qwengyre.engines.served import check_folder as check_served
@@ -183,6 +187,16 @@ def _check_model(config: RunConfig) -> Mistakes:
         if config.engine.engine == "embedded":  # vLLM says at its start what it does not serve
             check_served(folder)
     yield from ()
+
+
+def _check_adapters_of_warm_up(config: RunConfig) -> None:
+    """The policy is still to be made, but its layers are known."""
+    lora = config.trainer.lora
+    if lora.rank and config.engine.engine == "embedded":
+        from qwengyre.models.adapters import find_targets
+        from qwengyre.warmup.training import outline
+
+        find_targets(outline(config.warmup), lora.targets)
 
 
 def _check_cache(config: RunConfig) -> Mistakes:

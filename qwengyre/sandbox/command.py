@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
-from qwengyre.config.near import nearest
+from qwengyre.core.near import nearest
 
 PLACEHOLDERS: Final = ("{instruction}", "{instruction_file}", "{workspace}", "{model}")
 """What a command may contain; each is replaced inside any argument."""

@@ -25,8 +25,22 @@ NUM_EXPERTS, NUM_CHOSEN = 4, 2
 def new_model(config: WarmupConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
     """Of the family that `config` names, with random weights."""
     torch.manual_seed(seed)
-    sizes: dict[str, Any] = {
+    words = {
         "vocab_size": len(tokenizer),
+        "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        "pad_token_id": tokenizer.get_vocab()["<|endoftext|>"],
+    }
+    return _MAKERS[config.family](config, {**_sizes(config), **words})
+
+
+def outline(config: WarmupConfig) -> PreTrainedModel:
+    """The modules of the model that `new_model` makes, without weights and, as long as there is no tokenizer, with one word."""
+    with torch.device("meta"):
+        return _MAKERS[config.family](config, {**_sizes(config), "vocab_size": 1, "eos_token_id": None, "pad_token_id": None})
+
+
+def _sizes(config: WarmupConfig) -> dict[str, Any]:
+    return {
         "hidden_size": config.hidden_size,
         "intermediate_size": 2 * config.hidden_size,
         "num_hidden_layers": config.num_layers,
@@ -38,11 +52,8 @@ def new_model(config: WarmupConfig, tokenizer: PreTrainedTokenizerFast, seed: in
         "max_position_embeddings": 8192,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         "bos_token_id": None,
-        "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
-        "pad_token_id": tokenizer.get_vocab()["<|endoftext|>"],
         "dtype": "float32",
     }
-    return _MAKERS[config.family](config, sizes)
 
 
 def _dense(config: WarmupConfig, sizes: dict[str, Any]) -> PreTrainedModel:

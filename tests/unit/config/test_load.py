@@ -9,8 +9,8 @@ import pytest
 
 from qwengyre.config.dump import dump_toml, explain
 from qwengyre.config.load import load, loads, reads
-from qwengyre.config.near import nearest
 from qwengyre.core.errors import ConfigError
+from qwengyre.core.near import nearest
 from qwengyre.runtime.run_config import RunConfig
 from qwengyre.sandbox.config import LimitsConfig
 

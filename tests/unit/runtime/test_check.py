@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qwengyre.core.errors import ConfigError
-from qwengyre.runtime.check import check_run
+from qwengyre.runtime.check import check_run, mistakes_in
 from qwengyre.runtime.private_folders import private_folders
 from qwengyre.runtime.run_config import load_run
 from qwengyre.sandbox.readable import check_readable
@@ -167,3 +167,13 @@ def test_what_lets_anybody_write_weights_is_refused_until_the_user_answers_for_t
     words = "transfer.mooncake_trusts_network: Mooncake lets whoever reaches a node's ports read and overwrite"
     assert words in "".join(mistakes(kit, "transfer.transport=mooncake"))
     assert words not in "".join(mistakes(kit, "transfer.transport=mooncake", "transfer.mooncake_trusts_network=true"))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_text"])
+def test_a_target_of_adapters_is_looked_for_in_the_policy_that_is_still_to_be_made(kit: RunKit, family: str):
+    base = ["policy.model=", f"policy.cache={kit.folder}/cache", f"warmup.family={family}", "trainer.lora.rank=2"]
+    for targets, num_wrong in (('["q_proj"]', 0), ('["q_prj"]', 1)):
+        config = load_run(kit.run_file, [*base, f"trainer.lora.targets={targets}"])
+        found = [str(mistake) for mistake in mistakes_in(config, with_model=True)]
+        assert len(found) == num_wrong, found
+        assert all(mistake.startswith("trainer.lora.targets: no linear layer") and "q_proj" in mistake for mistake in found)
