@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -107,6 +108,7 @@ async def serve(config: GatewayProcessConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop.set)
+    gc.freeze()  # modules and the tokenizer stay: to look through them again and again for garbage costs every stream
     async with server:
         if config.ready_file is not None:
             announce(Path(config.ready_file), msgspec.json.encode(server.listening))

@@ -233,18 +233,18 @@ class ChannelParser:
         if not text:
             return
         match self._where:
+            case Where.CONTENT:  # what an answer is most of comes first
+                self._said.say(text)
+            case Where.REASONING:
+                self._think(text)
+            case Where.CALL:
+                self._call.text(text)
             case Where.START:
                 self._lead += text
                 if text.strip() or self._channels.think_prefix:
                     self._begin_content()
-            case Where.REASONING:
-                self._think(text)
             case Where.HELD:
                 self._held.append((None, -1, text))
-            case Where.CONTENT:
-                self._said.say(text)
-            case Where.CALL:
-                self._call.text(text)
 
     def _terminal(self, marker: ChannelMarker | None, token: int, text: str) -> None:
         if self._where is Where.HELD:

@@ -9,22 +9,22 @@ import msgspec
 from qwengyre.trajectory.match import ToolUse, Turn
 
 
-class ReasoningDelta(msgspec.Struct, frozen=True, tag=True):
+class ReasoningDelta(msgspec.Struct, frozen=True, tag=True, gc=False):
     text: str
 
 
-class TextDelta(msgspec.Struct, frozen=True, tag=True):
+class TextDelta(msgspec.Struct, frozen=True, tag=True, gc=False):
     text: str
 
 
-class ToolStart(msgspec.Struct, frozen=True, tag=True):
+class ToolStart(msgspec.Struct, frozen=True, tag=True, gc=False):
     index: int
     """Tool calls of one answer are numbered from 0."""
     id: str
     name: str
 
 
-class ToolArguments(msgspec.Struct, frozen=True, tag=True):
+class ToolArguments(msgspec.Struct, frozen=True, tag=True, gc=False):
     """More of the arguments' JSON text, exactly as the policy writes it."""
 
     index: int

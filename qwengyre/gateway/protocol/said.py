@@ -19,14 +19,21 @@ class Said:
     def __init__(self, new_tool_id: NewToolId, *, text: Trim, reasoning: Trim):
         self._new_tool_id, self._trimmed_text, self._trimmed_reasoning = new_tool_id, text, reasoning
         self._deltas: list[Delta] = []
-        self.text = ""
-        """Blocks that are shown included."""
-        self.content = ""
-        """The text without them."""
-        self.reasoning = ""
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._has_text = False
         self.num_calls = 0
         self.num_blocks = 0
         """Calls, and what should have been some."""
+
+    @property
+    def content(self) -> str:
+        """The text so far, without blocks that are shown."""
+        return "".join(self._content)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
 
     def take(self) -> list[Delta]:
         """What was not taken yet."""
@@ -42,17 +49,18 @@ class Said:
     def add_reasoning(self, text: str) -> None:
         """As it is, beside the trimming."""
         if text:
-            self.reasoning += text
+            self._reasoning.append(text)
             self._deltas.append(ReasoningDelta(text=text))
 
     def add_content(self, text: str) -> None:
-        self.content += text
-        self._add_text(text)
+        if text:
+            self._content.append(text)
+            self._add_text(text)
 
     def show(self, block: str) -> None:
         """What should have been a call and is not one: as text, so that the harness can object."""
         self.num_blocks += 1
-        self._add_text(f"\n{block}" if self.text else block)
+        self._add_text(f"\n{block}" if self._has_text else block)
 
     def call(self, name: str) -> None:
         self._deltas.append(ToolStart(index=self.num_calls, id=self._new_tool_id(self.num_calls), name=name))
@@ -66,7 +74,7 @@ class Said:
 
     def _add_text(self, text: str) -> None:
         if text:
-            self.text += text
+            self._has_text = True
             self._deltas.append(TextDelta(text=text))
 
 

@@ -24,6 +24,7 @@ class Wanted:
     def __init__(self, stops: Sequence[str], calls: CallLimit):
         self._stops = StopStrings(stops)
         self._has_one_call = calls is CallLimit.ONE
+        self._wants_all = not any(stops) and not self._has_one_call
         self._is_past_calls = False
 
     @property
@@ -37,6 +38,8 @@ class Wanted:
         return self._is_past_calls or self._stops.found is not None
 
     def take(self, deltas: Sequence[Delta]) -> list[Delta]:
+        if self._wants_all:
+            return list(deltas)
         wanted: list[Delta] = []
         for delta in deltas:
             if self.is_over:
