@@ -48,5 +48,9 @@ COMMANDS: Final = {
         "qwengyre.bench.tree_training:tree_training",
         "One tree row against its flattened paths: CPU time, peak memory, exactness.",
     ),
+    "tuning": (
+        "qwengyre.bench.tuning:tuning",
+        "Simulated runs that begin badly and plan again by themselves, against the best plan.",
+    ),
 }
 """Name -> ("module:function", one line of help)."""

@@ -105,11 +105,12 @@ def timeline(run: RunSeries) -> str:
 
 def plan_words(plan: PlanAdopted) -> str:
     """
-    >>> plan_words(PlanAdopted(9.0, steps_per_burst=2, dispatch_depth=0.5, two_way=True, backlog=0.25, reason="faster"))
-    '2 steps a burst, 0.5 ahead, two-way, backlog 0.25'
+    >>> plan_words(PlanAdopted(9.0, steps_per_burst=2, dispatch_depth=0.5, two_way=True, backlog=0.25, reason="", order="longest-first"))
+    '2 steps a burst, 0.5 ahead, two-way, backlog 0.25, longest first'
     """
     more = [", two-way"] if plan.two_way else []
     more += [f", backlog {plan.backlog:g}"] if plan.backlog else []
+    more += [", longest first"] if plan.order == "longest-first" else []
     steps = f"{plan.steps_per_burst} step{'s' if plan.steps_per_burst != 1 else ''} a burst"
     return f"{steps}, {plan.dispatch_depth:g} ahead{''.join(more)}"
 

@@ -133,9 +133,9 @@ class Controller:
         self.observer.see(event, commands, scheduler)
         if self._tuning is not None:
             self._tuning.see(event, commands, scheduler)
-        elif scheduler.config.order != "dispatch":
+        elif scheduler.config.wants_foresight:
             self._history.see(event, commands)
-        if scheduler.planned.order != "dispatch" and any(isinstance(command, cmd.Publish) for command in commands):
+        if scheduler.planned.wants_foresight and any(isinstance(command, cmd.Publish) for command in commands):
             first, end = scheduler.state.num_train_groups, scheduler.planned.num_groups_due(scheduler.state.steps_done)
             self.post(ev.Foreseen, first=first, seconds=foresee(self._history, self._order.task, range(first, end)))
 

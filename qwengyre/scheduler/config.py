@@ -73,7 +73,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """
 
     tune: bool = False
-    """Plan `steps_per_burst`, `dispatch_depth`, `two_way` and `backlog` again after every step, from what the run has measured.
+    """Plan `steps_per_burst`, `dispatch_depth`, `two_way`, `backlog` and `order` again after every step, from what the run has measured.
 
     Elastic only. The values of the run file are where it starts. Needs `max_staleness`, which no plan goes beyond.
     """
@@ -123,6 +123,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     @property
     def streams(self) -> bool:
         return self.traits.streams if self.streaming is None else self.streaming
+
+    @property
+    def wants_foresight(self) -> bool:
+        """Before a publish the driver says what is known of the next groups: to order by it, or to find out how good it is."""
+        return self.order != "dispatch" or self.tune
 
     def num_groups_due(self, version: int) -> int:
         """Training groups dispatched in all once `version` is published: min(S*B, (v + phi + mu) * B)."""

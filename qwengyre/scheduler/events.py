@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from qwengyre.core.ids import CellId, ExecutionId, GroupId, MicroStepId
+from qwengyre.scheduler.config import OrderName
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True, gc=False):
@@ -106,7 +107,7 @@ class Published(TicketedAnswer, frozen=True, tag=True):
     """Answers `Publish`: the version is durable, and every cell and standalone engine that serves has it."""
 
 
-class Retuned(Event, frozen=True, tag=True):
+class Retuned(Event, frozen=True, tag=True, omit_defaults=True):
     """A plan made from what the run has measured. It holds from the next publish on, which it may bring forward. Unasked, with `tune` only."""
 
     steps_per_burst: int
@@ -115,10 +116,17 @@ class Retuned(Event, frozen=True, tag=True):
     backlog: float
     reason: str
     """For people: what was simulated, and what the change is worth."""
+    order: OrderName | UnsetType = UNSET
+    """Unset in journals of runs whose plans left the order as it was."""
+
+    def plan(self) -> dict[str, int | float | bool | str]:
+        """By the name of the field of `SchedulerConfig`."""
+        names = ("steps_per_burst", "dispatch_depth", "two_way", "backlog", "order")
+        return {name: value for name in names if (value := getattr(self, name)) is not UNSET}
 
 
 class Foreseen(Event, frozen=True, tag=True):
-    """How long executions of the next training groups are expected to take, before they are dispatched. Unasked, with `order` only."""
+    """How long executions of the next training groups are expected to take, before they are dispatched. Unasked, with `order` or `tune` only."""
 
     first: int
     """Number of the first of these groups among all training groups, in the order of dispatch."""

@@ -319,8 +319,7 @@ class Scheduler:
     def _on_retuned(self, event: ev.Retuned, out: Out) -> None:
         if not self.config.tune:
             raise IllegalTransition("a run without tune", "as configured", event)
-        names = ("steps_per_burst", "dispatch_depth", "two_way", "backlog")
-        self.state.plan = msgspec.structs.replace(self.config, **{name: getattr(event, name) for name in names})
+        self.state.plan = msgspec.structs.replace(self.config, **event.plan())
 
     def _on_foreseen(self, event: ev.Foreseen, out: Out) -> None:
         self.state.expected = dict(enumerate(event.seconds, start=event.first))

@@ -136,7 +136,7 @@ class SimDriver:
     def _foresee(self) -> None:
         expected_G = self.durations.expected_G
         state, planned = self.scheduler.state, self.scheduler.planned
-        if planned.order == "dispatch" or expected_G is None:
+        if not planned.wants_foresight or expected_G is None:
             return
         first = state.num_train_groups
         seconds = tuple(expected_G[first : planned.num_groups_due(state.steps_done)].tolist())

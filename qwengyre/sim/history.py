@@ -5,7 +5,8 @@ Fed with each event and what was decided on it: live, out of a journal, or on th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -70,6 +71,8 @@ class History:
         """Last attempt of each execution, and when it started."""
         self.lived: dict[ExecutionId, tuple[int, float]] = {}
         """Attempt and seconds of each execution that ended."""
+        self.expected: dict[int, float] = {}
+        """Seconds that was foreseen of executions, by number among the training groups; none of what nothing was known."""
         self.micro_steps: dict[GroupId, tuple[MicroStepId, ...]] = {}
         self.computed: dict[MicroStepId, float] = {}
         """Seconds from claim to answer."""
@@ -107,6 +110,9 @@ class History:
                     self.lived[event.execution] = attempt, event.at - start
             case ev.GroupReady():
                 self.micro_steps[event.group] = event.micro_steps
+            case ev.Foreseen():
+                foreseen = enumerate(event.seconds, start=event.first)
+                self.expected.update((number, seconds) for number, seconds in foreseen if seconds)
         if not isinstance(event, ev.TicketedAnswer) or event.ticket not in self._pending:
             return
         command, asked = self._pending.pop(event.ticket)
@@ -121,6 +127,20 @@ class History:
             is_computed = all(name in self.computed for name in micro_steps)
             if self.kinds.get(group) == "train" and is_computed and any(name in self.lived for name in self.members[group]):
                 yield group, micro_steps
+
+    def foresight_errors(self, groups: Collection[GroupId]) -> list[float]:
+        """Of those of `groups` that something was foreseen of and whose executions have all ended: log of what they took, as a
+
+        geometric mean, over what was foreseen.
+        """
+        found = []
+        trained = (group for group, kind in self.kinds.items() if kind == "train")
+        for number, group in enumerate(trained):
+            members = self.members.get(group, ())
+            if group in groups and number in self.expected and members and all(name in self.lived for name in members):
+                logs = [math.log(max(MIN_EXECUTION_S, self.lived[name][1])) for name in members]
+                found.append(sum(logs) / len(logs) - math.log(self.expected[number]))
+        return found
 
     def workload(
         self, config: SchedulerConfig, groups: Sequence[MeasuredGroup], *, move_stall_s: float = 0.0, decode_share: float = 0.0

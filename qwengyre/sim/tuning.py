@@ -1,4 +1,4 @@
-"""`scheduler.tune`: plans mu, phi, two_way and backlog again from what a run has shown so far, by simulating the steps that are left.
+"""`scheduler.tune`: plans mu, phi, two_way, backlog and order again from what a run has shown so far, by simulating the steps that are left.
 
 What a run showed is `Evidence`, small and picklable, so that a plan is made in another process. `replan` is pure: equal evidence
 gives an equal plan. Nothing here decides when: a driver asks after a step, and tells the scheduler with a `Retuned`.
@@ -13,14 +13,15 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from qwengyre.core.ids import ExecutionId
+from qwengyre.core.ids import ExecutionId, GroupId
 from qwengyre.scheduler import commands as cmd
 from qwengyre.scheduler import events as ev
-from qwengyre.scheduler.config import SchedulerConfig
+from qwengyre.scheduler.config import OrderName, SchedulerConfig
 from qwengyre.scheduler.scheduler import Scheduler
 from qwengyre.sim.driver import SimDriver
 from qwengyre.sim.history import MIN_EXECUTION_S, MIN_MICRO_STEP_S, History, MeasuredGroup, MeasuredRun
 from qwengyre.sim.settings import Pool
+from qwengyre.sim.workload import MAX_SIGMA
 
 WINDOW_STEPS: Final = 8
 """Steps' worth of groups, the last dispatched, that a plan is made from: an agent's executions change as it learns."""
@@ -39,6 +40,10 @@ DEPTH_STEPS: Final = (0.0, 0.5, 1.0)
 """How far below the deepest dispatch depth that the cap allows, in steps."""
 BACKLOGS: Final = (0.0, 0.5, 1.0)
 NUM_VARIED: Final = 3
+FORESEEN_SHARE: Final = 0.5
+"""Of the groups that a plan is made from: with less known, an order goes mostly by the mean, which the simulation does not show."""
+FEWEST_FORESEEN: Final = 4
+"""A standard deviation of fewer says little."""
 BACKLOG_STEP: Final = 0.25
 
 replace = msgspec.structs.replace
@@ -60,6 +65,7 @@ class Replanned(msgspec.Struct, frozen=True):
     dispatch_depth: float
     two_way: bool
     backlog: float
+    order: OrderName
     reason: str
 
 
@@ -95,7 +101,8 @@ class Tuner:
         )
         self._due = steps_done + min(MAX_STEPS_BETWEEN, max(1, math.ceil(NEWS * steps_done)))
         left = replace(config, steps=config.steps - steps_done)
-        return Evidence(MeasuredRun(history.workload(left, groups), groups), left, steps_done)
+        workload = replace(history.workload(left, groups), foresight_error=_foresight_error(history, recent))
+        return Evidence(MeasuredRun(workload, groups), left, steps_done)
 
     def _durations(self, names: Sequence[ExecutionId], now: float) -> dict[ExecutionId, float]:
         """Of each execution. One that still runs takes as long as one that took longer than it has so far, in turn.
@@ -128,6 +135,14 @@ def retuner() -> Callable[[Scheduler, ev.Event, Sequence[cmd.Command]], ev.Retun
     return retune
 
 
+def _foresight_error(history: History, recent: Sequence[GroupId]) -> float | None:
+    """Spread of the log of what groups took over what was foreseen of them. None if that was said of fewer than half."""
+    errors = history.foresight_errors(set(recent))
+    if len(errors) < max(FEWEST_FORESEEN, FORESEEN_SHARE * len(recent)):
+        return None
+    return min(float(np.std(errors)), MAX_SIGMA)
+
+
 def _typical(micro_steps: Iterable[Sequence[float]]) -> list[float]:
     """Of a group that was not trained on yet: as many as on average, each as long as on average."""
     some = list(micro_steps)
@@ -147,8 +162,12 @@ def replan(evidence: Evidence) -> Replanned | None:
             hours[key] = _hours(evidence, config, seed)
         return hours[key]
 
-    first = sorted(depths(now), key=lambda config: cost(config, SEEDS[0]))[:NUM_VARIED]
-    varied = _distinct([*first, *variations(first)])
+    known = evidence.run.workload.foresight_error
+    first = sorted(
+        depths(now if known is None else replace(now, order="longest-first")), key=lambda config: cost(config, SEEDS[0])
+    )[:NUM_VARIED]
+    unordered = [] if known is None else [replace(config, order="dispatch") for config in first]
+    varied = _distinct([*first, *variations(first), *unordered])
     best_few = sorted(varied, key=lambda config: cost(config, SEEDS[0]))[:NUM_VARIED]
 
     def mean(config: SchedulerConfig) -> float:
@@ -163,7 +182,9 @@ def replan(evidence: Evidence) -> Replanned | None:
         f"after step {evidence.steps_done}: the next {steps} steps in {mean(best):.3g} h instead of {mean(now):.3g} h, "
         f"simulated with {len(evidence.run.groups)} groups as they were ({len(hours)} simulations)"
     )
-    return Replanned(best.steps_per_burst, best.dispatch_depth, best.two_way, best.backlog, reason)
+    if known is not None:
+        reason += f"; how long groups take was foreseen within a factor of {math.exp(known):.2f}"
+    return Replanned(best.steps_per_burst, best.dispatch_depth, best.two_way, best.backlog, best.order, reason)
 
 
 def depths(config: SchedulerConfig) -> list[SchedulerConfig]:

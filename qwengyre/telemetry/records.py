@@ -123,6 +123,7 @@ class PlanAdopted(Metric, frozen=True, tag=True):
     two_way: bool
     backlog: float
     reason: str
+    order: str = "dispatch"
 
 
 class EvaluationFinished(Metric, frozen=True, tag=True):

@@ -7,6 +7,7 @@ from collections import Counter
 
 import msgspec
 import numpy as np
+from msgspec import UNSET
 
 from qwengyre.core.ids import CORE, CellId
 from qwengyre.scheduler import commands as cmd
@@ -64,7 +65,7 @@ class RandomDriver:
             if self.scheduler.config.tune and self.rng.random() < RETUNE_RATE:
                 self._send(random_plan(self.scheduler.config, self.rng, at))
                 continue
-            if self.scheduler.config.order != "dispatch" and self.rng.random() < RETUNE_RATE:
+            if self.scheduler.planned.wants_foresight and self.rng.random() < RETUNE_RATE:
                 first = self.scheduler.state.num_train_groups
                 self._send(ev.Foreseen(at, first, tuple(self.rng.choice([0.0, 1.0, 2.0, 9.0], size=4).tolist())))
                 continue
@@ -235,7 +236,8 @@ def random_plan(config: SchedulerConfig, rng: np.random.Generator, at: float) ->
     mu = int(rng.integers(1, depth + 1))
     phi = float(rng.choice([0.0, 0.5, 1.0])) * (depth - mu)
     two_way = bool(rng.integers(2))
-    return ev.Retuned(at, mu, phi, two_way, random_backlog(rng) if two_way else 0.0, "at random")
+    backlog = random_backlog(rng) if two_way else 0.0
+    return ev.Retuned(at, mu, phi, two_way, backlog, "at random", ("dispatch", "longest-first", UNSET)[rng.integers(3)])
 
 
 def random_change(scheduler: Scheduler, rng: np.random.Generator, at: float, at_least: int) -> ev.Reconfigured:

@@ -19,7 +19,7 @@ from qwengyre.sim.history import History
 from qwengyre.sim.results import Drawn, Inline, simulate
 from qwengyre.sim.settings import Setting, build
 from qwengyre.sim.tuning import Evidence, Replanned, Tuner, depths, replan, retuner
-from qwengyre.sim.workload import builtin_workloads
+from qwengyre.sim.workload import Workload, builtin_workloads
 
 WORKLOAD = msgspec.structs.replace(
     builtin_workloads()["nl122_v1"], steps=12, groups_per_step=4, executions_per_group=4, nodes=8, train_node_hours_per_step=3.0
@@ -31,9 +31,9 @@ CONFIG = SchedulerConfig(
 )  # fmt: skip
 
 
-def evidence_after(num_steps: int) -> Evidence:
+def evidence_after(num_steps: int, workload: Workload = WORKLOAD) -> Evidence:
     """What a simulated run that began badly has shown after some steps."""
-    config, pool = build(WORKLOAD, Setting(steps_per_burst=1, dispatch_depth=0.0, max_staleness=CAP, tune=True))
+    config, pool = build(workload, Setting(steps_per_burst=1, dispatch_depth=0.0, max_staleness=CAP, tune=True))
     tuner = Tuner()
     found: list[Evidence] = []
 
@@ -42,7 +42,7 @@ def evidence_after(num_steps: int) -> Evidence:
         if isinstance(event, ev.StepDone) and scheduler.state.steps_done == num_steps:
             found.append(tuner.evidence(scheduler.planned, num_steps, event.at))
 
-    SimDriver(WORKLOAD, config, pool, Drawn(WORKLOAD).durations(0), retune=see).run()
+    SimDriver(workload, config, pool, Drawn(workload).durations(0), retune=see).run()
     return found[0]
 
 
@@ -66,6 +66,26 @@ def test_a_run_that_begins_badly_loses_little_more_than_its_first_step(mu: int, 
     assert tuned.staleness_max <= CAP
 
 
+FORESEEN = msgspec.structs.replace(WORKLOAD, foresight_error=0.1, sigma_query=0.5, groups_per_step=8)
+"""Queries differ, and that is known before."""
+
+
+def test_a_run_whose_groups_are_foreseen_finds_out_how_well_and_may_start_the_longest_first():
+    evidence = evidence_after(4, FORESEEN)
+    error = evidence.run.workload.foresight_error
+    spread = (FORESEEN.foresight_error**2 + FORESEEN.sigma_execution**2 / FORESEEN.executions_per_group) ** 0.5
+    num = len(evidence.run.groups)
+    assert error is not None and abs(error / spread - 1) < 4 / (2 * num) ** 0.5, "four standard errors of a standard deviation"
+    plan = replan(evidence)
+    assert plan is not None and plan.order == "longest-first" and "foreseen within" in plan.reason
+
+
+def test_nothing_is_ordered_by_what_was_not_foreseen():
+    evidence = evidence_after(4)
+    assert evidence.run.workload.foresight_error is None
+    assert replan(evidence).order == "dispatch"
+
+
 def test_equal_evidence_gives_an_equal_plan_here_and_in_a_process_of_its_own():
     evidence = evidence_after(4)
     here = replan(evidence)
@@ -79,7 +99,7 @@ def test_equal_evidence_gives_an_equal_plan_here_and_in_a_process_of_its_own():
 def test_no_plan_is_made_of_what_is_already_best():
     evidence = evidence_after(4)
     best = replan(evidence)
-    fields = {name: getattr(best, name) for name in ("steps_per_burst", "dispatch_depth", "two_way", "backlog")}
+    fields = {name: getattr(best, name) for name in ("steps_per_burst", "dispatch_depth", "two_way", "backlog", "order")}
     assert replan(msgspec.structs.replace(evidence, config=msgspec.structs.replace(evidence.config, **fields))) is None
 
 
