@@ -101,6 +101,9 @@ def _trial(folder: Path, run_file: Path | None, overrides: list[str], keep: Path
         harness = HarnessConfig(command=("true",))
         return Trial(task, harness, EngineConfig(), GatewayConfig(), Path(), "", 1.0, keep)
     config = load_run(run_file, overrides, say_progress)
+    if config.sandbox.kind != "own":
+        message = "this command runs harnesses in sandboxes of QwenGyre's own: `harbor trial start` runs one trial of Harbor's"
+        raise ConfigError(message, file=str(run_file), key="sandbox.kind")
     (task,) = run_on_images([task], config.sandbox, config.harness, say)
     model_dir = Path(config.policy.model)
     if not config.policy.model:

@@ -22,6 +22,8 @@ def with_absolute_paths(config: Config, base: Path) -> Config:
             changed[name] = with_absolute_paths(value, base)
         elif kind is LocalPath and value:
             changed[name] = absolute(value, base)
+        elif kind == tuple[LocalPath, ...]:
+            changed[name] = tuple(absolute(one, base) for one in value)
     return msgspec.structs.replace(config, **changed)
 
 

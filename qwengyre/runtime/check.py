@@ -23,6 +23,7 @@ from qwengyre.runtime.notes import answer_cap, context_cap, model_positions
 from qwengyre.runtime.prepare import load_folders
 from qwengyre.runtime.private_folders import private_folders
 from qwengyre.sandbox.config import LimitsConfig
+from qwengyre.sandbox.harbor.check import check_harbor, mistakes_with_harbor
 from qwengyre.sandbox.harness import RESERVED
 from qwengyre.sandbox.preflight import check_harness
 from qwengyre.sandbox.readable import check_readable
@@ -82,6 +83,10 @@ def _check_rules(config: RunConfig) -> Mistakes:
 def _check_tasks(config: RunConfig) -> Mistakes:
     tasks = config.tasks
     if tasks.family:
+        if config.sandbox.kind == "harbor":
+            yield ConfigError(
+                "tasks of a family have no environment that Harbor could build: name folders of tasks", key="tasks.family"
+            )
         yield from _check_cache(config)
         return
     trains = config.scheduler.steps > 0
@@ -92,14 +97,21 @@ def _check_tasks(config: RunConfig) -> Mistakes:
     yield from wrong
     if not wrong:
         loaded = list(itertools.chain(*load_folders(tasks, trains=trains)))
-        for task in loaded:
-            yield from _too_large(task, config.harness.limits)
-        yield from mistakes_with_images(loaded, config.sandbox, config.harness)
+        yield from _check_loaded(config, loaded)
     if config.evaluation.is_wanted and not tasks.held_out:
         yield ConfigError(
             "there are no held-out tasks to evaluate on: set it, or switch [evaluation] at_start and at_end off",
             key="tasks.held_out",
         )
+
+
+def _check_loaded(config: RunConfig, tasks: list[Task]) -> Mistakes:
+    if config.sandbox.kind == "harbor":
+        yield from mistakes_with_harbor(tasks, config.sandbox.harbor)
+        return
+    for task in tasks:
+        yield from _too_large(task, config.harness.limits)
+    yield from mistakes_with_images(tasks, config.sandbox, config.harness)
 
 
 def _too_large(task: Task, limits: LimitsConfig) -> Mistakes:
@@ -328,6 +340,9 @@ def _check_gateway(config: RunConfig) -> Mistakes:
 
 def _check_harness(config: RunConfig) -> Mistakes:
     """With the workspaces of its tasks, which may bring what the command names."""
+    if config.sandbox.kind == "harbor":
+        check_harbor(config.sandbox.harbor)
+        return
     for name in sorted(RESERVED & config.harness.env.keys()):
         yield ConfigError(
             "every execution gets this for itself, with its own address and key: leave it out", key=f"harness.env.{name}"

@@ -10,8 +10,8 @@ from qwengyre.core.records import End, Outcome
 from qwengyre.core.text import quoted
 
 KEYS: Final = {
-    End.NEVER_CALLED: "harness.command",
-    End.SETUP_FAILED: "harness.isolation",
+    End.NEVER_CALLED: "harness.command (sandbox.harbor)",
+    End.SETUP_FAILED: "harness.isolation (sandbox.harbor)",
     End.EVALUATOR_FAILED: "the tasks' tests/test.sh",
 }
 """Ends that say that something is set up wrongly, and where to look. A crash or a timeout of a harness is data, not a mistake."""

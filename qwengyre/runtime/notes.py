@@ -136,6 +136,8 @@ def model_positions(config: RunConfig) -> int | None:
 
 def _harness(config: RunConfig) -> Iterator[str]:
     harness = config.harness
+    if config.sandbox.kind == "harbor":
+        return
     if not harness.stdin and not any("{instruction" in part for part in harness.command):
         yield "the harness is not told its task: no argument has {instruction} or {instruction_file}, and harness.stdin is off"
     for name in unknown_placeholders(harness.command):
@@ -148,7 +150,7 @@ def _gateway_address(config: RunConfig) -> Iterator[str]:
     """Sandboxes of this machine reach their gateway by a socket of their own."""
     given, default = config.gateway, GatewayConfig()
     told = [f"gateway.{name}" for name in TCP_KEYS if getattr(given, name) != getattr(default, name)]
-    if told and config.harness.isolation == "bwrap":
+    if told and not config.has_harnesses_outside:
         yield f'{", ".join(told)}: only harnesses without a sandbox use it; with isolation = "bwrap" no gateway opens a TCP port'
 
 

@@ -39,7 +39,8 @@ class Prepared(msgspec.Struct, frozen=True):
 def prepare(config: RunConfig, progress: Callable[[str], None]) -> Prepared:
     """Load or generate tasks, find or warm up the policy, of a config that `check_run` found nothing wrong with."""
     train, held_out = _tasks(config)
-    train, held_out = (run_on_images(tasks, config.sandbox, config.harness, progress) for tasks in (train, held_out))
+    if config.sandbox.kind == "own":
+        train, held_out = (run_on_images(tasks, config.sandbox, config.harness, progress) for tasks in (train, held_out))
     check_on_images([task.image for task in (*train, *held_out) if task.image], config.harness)
     order = TrainingOrder([task.name for task in train], config.runtime.seed)
     evaluation = EvaluationPlan(

@@ -15,12 +15,12 @@ from qwengyre.core.ids import LocalPath, ModelPlace
 from qwengyre.engines.config import EngineConfig
 from qwengyre.gateway.config import GatewayConfig
 from qwengyre.hooks.config import HooksConfig
-from qwengyre.images.config import SandboxConfig
 from qwengyre.launchers.config import RayConfig
 from qwengyre.models.hub import cached, fetch, is_hub_name
 from qwengyre.rpc.tls import TlsConfig
 from qwengyre.runtime.config import EvaluationConfig, PolicyConfig, RuntimeConfig, TasksConfig
-from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.sandbox.config import NO_COMMAND, HarnessConfig
+from qwengyre.sandbox.kinds import SandboxTable
 from qwengyre.sandbox.task_images import absolute_image
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.telemetry.tracking_config import TrackingConfig
@@ -36,7 +36,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     tasks: TasksConfig
     harness: HarnessConfig
-    sandbox: SandboxConfig = SandboxConfig()
+    sandbox: SandboxTable = SandboxTable()
     runtime: RuntimeConfig = RuntimeConfig()
     policy: PolicyConfig = PolicyConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -57,12 +57,23 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             divides = PUBLISHED[self.trainer.objective].divides_by_std
             trajectory = msgspec.structs.replace(self.trajectory, divide_by_std=divides)
             msgspec.structs.force_setattr(self, "trajectory", trajectory)
+        if self.sandbox.kind == "own" and not self.harness.command:
+            raise ValueError(f"harness.{NO_COMMAND}")
+        if self.sandbox.kind == "harbor" and self.hooks.reward:
+            raise ValueError(
+                'hooks.reward reads workspaces, which Harbor leaves in its environments: leave out sandbox.kind = "harbor"'
+            )
         if self.sandbox.hosts and self.hooks.reward:
             raise ValueError("hooks.reward reads workspaces in the controller's process: leave out sandbox.hosts")
         if self.runtime.launcher == "ray" and self.transfer.transport == "shm":
             raise ValueError(
                 'transfer.transport "shm" does not reach other hosts: with launcher "ray" use "tcp" or leave it at "auto"'
             )
+
+    @property
+    def has_harnesses_outside(self) -> bool:
+        """Whether harnesses reach their gateway by its TCP port, not by its socket in a sandbox of ours."""
+        return self.harness.isolation == "none" or self.sandbox.kind == "harbor"
 
 
 def load_run(
@@ -111,7 +122,7 @@ def _resolved(config: RunConfig, file: Path) -> RunConfig:
     if config.sandbox.image:
         image = absolute_image(config.sandbox.image, here)
         config = msgspec.structs.replace(config, sandbox=msgspec.structs.replace(config.sandbox, image=image))
-    program, *arguments = config.harness.command
+    program, *arguments = config.harness.command or ("",)
     if "/" in program and not program.startswith("{"):
         command = (absolute(program, here), *arguments)
         config = msgspec.structs.replace(config, harness=msgspec.structs.replace(config.harness, command=command))

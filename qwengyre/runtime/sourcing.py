@@ -15,6 +15,7 @@ from qwengyre.hooks.task_source import GroupResult, SourcedTasks, TaskProgress
 from qwengyre.hooks.threads import HookThreads
 from qwengyre.journal import Journal
 from qwengyre.runtime.records import ExecutionDone, TaskChosen
+from qwengyre.sandbox.harbor.check import mistakes_with_harbor
 from qwengyre.sandbox.preflight import check_on_images
 from qwengyre.sandbox.task import Task, load_task
 from qwengyre.sandbox.task_images import run_on_images
@@ -71,6 +72,10 @@ class Sourcing:
         known = self._tasks.get(task.name)
         if known is not None and known.folder != task.folder:
             raise ConfigError(f"its name is taken by {known.folder}: a task is known by its folder's name", file=str(folder))
+        if self._config.sandbox.kind == "harbor":
+            for mistake in mistakes_with_harbor([task], self._config.sandbox.harbor):
+                raise mistake
+            return task
         [task] = run_on_images([task], self._config.sandbox, self._config.harness, lambda line: None)
         check_on_images([task.image] if task.image else [], self._config.harness)
         return task

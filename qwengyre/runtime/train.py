@@ -48,6 +48,7 @@ from qwengyre.runtime.run_config import RunConfig
 from qwengyre.runtime.sourcing import Sourcing
 from qwengyre.runtime.steps import Steps
 from qwengyre.runtime.trackers import Trackers
+from qwengyre.sandbox.harbor.launcher import HarborLauncher, TrialFolders
 from qwengyre.sandbox.harness import GatewayAddress
 from qwengyre.sandbox.host_wire import HostSpec
 from qwengyre.sandbox.launcher import Launcher
@@ -231,8 +232,14 @@ class Run:
         """What runs harnesses: this process, or hosts of its own."""
         config, kept, num_hosts = self.config, self.folder.workspaces, self.config.sandbox.hosts
         gateways = tuple(GatewayAddress(one.harness_socket, config.gateway.url(one.number, one.port)) for one in self._gateways)
+        work = private / "work"
+        if config.sandbox.kind == "harbor":
+            folders = TrialFolders(work, kept, kept, self.folder.logs / "trial-host.log")
+            most = config.runtime.max_concurrent_harnesses
+            return await stack.enter_async_context(
+                HarborLauncher(config.sandbox.harbor, config.harness, gateways, folders, max_agents=most)
+            )
         if not num_hosts:
-            work = private / "work"
             return await stack.enter_async_context(Launcher(config.harness, gateways, work=work, failed=kept, sample=kept))
         shares = config.harness.shared_by(num_hosts)
 
@@ -252,6 +259,8 @@ class Run:
 
     def _executions(self, gateway: GatewayClient, launcher: RunsExecutions) -> Executions:
         rules, most = read_harness_rules(self.config.trajectory.harness_rules), self.config.runtime.max_concurrent_harnesses
+        if self.config.sandbox.kind == "harbor":  # counts its own: from an agent's start to its end
+            most = max(most, self.config.sandbox.harbor.max_trials)
         executions = Executions(gateway, launcher, self.prepared.tasks, self._settings(), rules, max_concurrent=most)
         executions.hooks = self._controller_hooks(rules)
         return executions
@@ -293,7 +302,7 @@ class Run:
             secret_file=str(self.folder.journal / "secret"),
             control_socket=str(private / f"control-{number}.sock"),
             harness_socket=str(private / f"harness-{number}" / "harness.sock"),
-            port=port if self.config.harness.isolation == "none" else None,
+            port=port if self.config.has_harnesses_outside else None,
             ready_file=str(private / f"gateway-{number}.ready"),
             number=number,
             harness_rules=self.config.trajectory.harness_rules,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
 from qwengyre.sandbox.command import PLACEHOLDERS, wrong_placeholder
 
 Isolation = Literal["bwrap", "none"]
+NO_COMMAND: Final = 'command must not be empty: command = ["my-agent", "{instruction}"]'
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,8 +51,8 @@ class LimitsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class HarnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which program is the agent, and how it is run and scored."""
 
-    command: tuple[str, ...]
-    """The harness as a command line, without a shell. Placeholders: {instruction} its text, {instruction_file} a read-only
+    command: tuple[str, ...] = ()
+    """The harness as a command line, without a shell; without meaning where Harbor runs its own agents (`sandbox.kind`). Placeholders: {instruction} its text, {instruction_file} a read-only
     file, {workspace} the working folder, {model} the model's name."""
     stdin: bool = False
     """Give the instruction on standard input (else it is empty)."""
@@ -85,8 +86,8 @@ class HarnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Memory, processes and disk of one execution."""
 
     def __post_init__(self) -> None:
-        if not self.command or not self.command[0]:
-            raise ValueError('command must not be empty: command = ["my-agent", "{instruction}"]')
+        if self.command and not self.command[0]:
+            raise ValueError(NO_COMMAND)
         if any("\0" in part for part in self.command):
             raise ValueError("command holds a NUL byte")
         for part in self.command:
@@ -117,6 +118,6 @@ class HarnessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def module(self) -> str | None:
         """MODULE of a command `python -m MODULE ...`, else None."""
-        program = self.command[0].rsplit("/", 1)[-1]
+        program = self.command[0].rsplit("/", 1)[-1] if self.command else ""
         is_module = len(self.command) >= 3 and program.startswith("python") and self.command[1] == "-m"
         return self.command[2] if is_module else None

@@ -64,6 +64,9 @@ class Task(msgspec.Struct, frozen=True):
     """What it is to run on, if not on the programs of this machine."""
     image: Image | None = None
     """The same, once it is here (`task_images.py`)."""
+    has_separate_verifier: bool = False
+    """Its verifier has an environment of its own, by Harbor's rules: `[verifier] environment_mode`, else whether there is a
+    `[verifier.environment]`. Sandboxes of our own score in a fresh place either way."""
     environment_bytes: int = 0
     """Of the files that are copied into a workspace."""
     environment_files: int = 0
@@ -199,6 +202,7 @@ def _read_task(folder: Path, reader: TomlReader, instruction: str, size: FolderS
         agent_env=reader.variables("environment", "env"),
         verifier_env=reader.variables("verifier", "env"),
         reward_range=reader.interval("metadata", "reward_range", (0.0, 1.0)),
+        has_separate_verifier=reader.has_separate_verifier(),
         environment_bytes=size.num_bytes,
         environment_files=size.num_entries,
     )

@@ -169,6 +169,16 @@ class TomlReader:
             message = f"{_path('verifier', 'user')}: {_shown(verifier)}; the evaluator runs as the user of the harness"
             self.findings.append((self._line_of("verifier", "user"), "warning", message))
 
+    def has_separate_verifier(self) -> bool:
+        """As Harbor decides it for a task of one step."""
+        verifier = self._table("verifier")
+        mode = verifier.get("environment_mode")
+        if mode is None:
+            return verifier.get("environment") is not None
+        if mode not in ("separate", "shared"):
+            self._error("verifier", "environment_mode", f'must be "separate" or "shared", not {_shown(mode)}')
+        return mode == "separate"
+
     def image_settings(self) -> dict[str, object]:
         """What of `task.toml` says which image the task runs on, and how: only values of the right kind."""
         found: dict[str, object] = {}

@@ -13,7 +13,7 @@ import tempfile
 import textwrap
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -36,6 +36,12 @@ SCORE_HELLO = 'if [ -f hello ]; then echo 0.75 > "$VERIFIER_DIR/reward.txt"; els
 def report(code: str) -> str:
     """Python for the probe that sets `found` and leaves it where the test finds it; exits with 3, so that the workspace is kept."""
     return f"{textwrap.dedent(code)}\nimport json, sys\njson.dump(found, open('found.json', 'w'))\nsys.exit(3)\n"
+
+
+class SandboxKind(Protocol):
+    """What runs executions, of any kind."""
+
+    async def run_execution(self, spec: ExecutionSpec, num_calls: Callable[[], Awaitable[int]]) -> Outcome: ...
 
 
 class Kit:
@@ -79,21 +85,26 @@ class Kit:
         )
 
     @contextlib.asynccontextmanager
-    async def launcher(self, config: HarnessConfig) -> AsyncIterator[Launcher]:
+    async def launcher(self, config: HarnessConfig) -> AsyncIterator[Any]:  # of a kind that the test knows
         """Serve a gateway that echoes request bodies, and open a launcher."""
         with tempfile.TemporaryDirectory(prefix="qg-", dir="/tmp") as folder:  # a test's own may be too long for a socket
             async with self._launcher(config, Path(folder) / "s") as launcher:
                 yield launcher
 
     @contextlib.asynccontextmanager
-    async def _launcher(self, config: HarnessConfig, socket: Path) -> AsyncIterator[Launcher]:
+    async def runs(self, config: HarnessConfig, gateway: GatewayAddress) -> AsyncIterator[SandboxKind]:
+        """What runs executions: another kind replaces this."""
+        async with Launcher(config, [gateway], work=self.folder / "work", failed=self.folder / "failed") as launcher:
+            yield launcher
+
+    @contextlib.asynccontextmanager
+    async def _launcher(self, config: HarnessConfig, socket: Path) -> AsyncIterator[SandboxKind]:
         os.umask(0)  # the kit's gateways have sockets that every user may open, as the real one has
         over_unix = await asyncio.start_unix_server(self.answer, str(socket), limit=2**24)
         over_tcp = await asyncio.start_server(self.answer, "127.0.0.1", 0, limit=2**24)
         url = f"http://127.0.0.1:{over_tcp.sockets[0].getsockname()[1]}"
         gateway = GatewayAddress(str(socket), url)
-        launcher = Launcher(config, [gateway], work=self.folder / "work", failed=self.folder / "failed")
-        async with over_unix, over_tcp, launcher:
+        async with over_unix, over_tcp, self.runs(config, gateway) as launcher:
             try:
                 yield launcher
             finally:
@@ -124,7 +135,8 @@ class Kit:
 
         async def execute() -> Outcome:
             async with self.launcher(config or self.config()) as launcher:
-                return await launcher.run_execution(spec(task, name), calls(num_calls))
+                outcome: Outcome = await launcher.run_execution(spec(task, name), calls(num_calls))
+                return outcome
 
         return asyncio.run(execute())
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -18,15 +18,19 @@ from qwengyre.images.wanted import WantedImage
 from qwengyre.rpc.server import RpcServer, Service
 from qwengyre.runtime.hosts import LiveHost
 from qwengyre.sandbox.config import HarnessConfig
+from qwengyre.sandbox.harness import GatewayAddress
 from qwengyre.sandbox.host_process import HarnessHost
 from qwengyre.sandbox.host_wire import HostSpec
-from qwengyre.sandbox.launcher import Launcher
 from qwengyre.sandbox.task import Task
+from qwengyre.testing.harbor_kit import HarborKit
 from qwengyre.testing.images import layer_of_folder, small_root, write_oci
 from qwengyre.testing.sandbox_kit import SCORE_HELLO, Kit, processes_with, report, wait_for_the_end_of
 
 KINDS = ("host", "image", "remote")
 """On the programs of this machine, on an image, and on this machine's programs by way of a harness host."""
+EVERY_KIND = (*KINDS, "harbor")
+"""With Harbor, whose environments have their own walls: what is asked of those is left out."""
+FAKE_HARBOR = Path(__file__).parents[1] / "fake_harbor"
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +48,20 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 class KitOnHost(Kit):
     """Runs what the tests run through the wire of a harness host, which is in this process."""
 
-    async def with_launcher(self, config: HarnessConfig, use: Callable[[LiveHost], Awaitable[Any]]) -> Any:
-        async def through_wire(launcher: Launcher) -> Any:
-            socket = f"{launcher.gateways[0].socket}.host"
+    @contextlib.asynccontextmanager
+    async def runs(self, config: HarnessConfig, gateway: GatewayAddress) -> AsyncIterator[LiveHost]:
+        socket = f"{gateway.socket}.host"
+        async with super().runs(config, gateway) as launcher:
             harness_host = HarnessHost(launcher)
             server = RpcServer(None, lambda: Service(harness_host.handlers()))
             await server.listen(f"unix:{socket}")
             live = LiveHost("host-0", HostSpec(config, (), "", "", socket, ""))
             try:
-                return await use(live)
+                yield live
             finally:
                 live.client.close()
                 await server.close()
                 await harness_host.close()
-
-        return await super().with_launcher(config, through_wire)
 
 
 class Bench:
@@ -76,15 +79,28 @@ class Bench:
 
     def found(self, code: str, config: HarnessConfig | None = None) -> dict:
         outcome = self.run(report(code), config=config)
-        place = self.kit.folder / "failed" / "e000001-0.0" / "workspace" / "found.json"
-        assert place.exists(), outcome.detail
+        [place] = (self.kit.folder / "failed" / "e000001-0.0").rglob("found.json") or [None]
+        assert place is not None, outcome.detail
         return msgspec.json.decode(place.read_bytes())
 
 
 @pytest.fixture(params=KINDS)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
-    kit = KitOnHost(tmp_path) if request.param == "remote" else Kit(tmp_path)
-    return Bench(kit, request.getfixturevalue("image") if request.param == "image" else None)
+    return make_bench(request, tmp_path)
+
+
+@pytest.fixture(params=EVERY_KIND)
+def any_bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    return make_bench(request, tmp_path)
+
+
+def make_bench(request: pytest.FixtureRequest, folder: Path) -> Bench:
+    match request.param:
+        case "remote":
+            return Bench(KitOnHost(folder), None)
+        case "harbor":
+            return Bench(HarborKit(folder, FAKE_HARBOR), None)
+    return Bench(Kit(folder), request.getfixturevalue("image") if request.param == "image" else None)
 
 
 def test_a_harness_starts_in_its_workspace_with_its_model(bench: Bench):
@@ -96,8 +112,8 @@ def test_a_harness_starts_in_its_workspace_with_its_model(bench: Bench):
     assert found == {"cwd": bench.workspace, "pwd": bench.workspace, "data": "data\n", "answer": "said", "pid": 1}
 
 
-def test_partial_work_has_its_score(bench: Bench):
-    outcome = bench.run("open('hello', 'w').write('x')")
+def test_partial_work_has_its_score(any_bench: Bench):
+    outcome = any_bench.run("open('hello', 'w').write('x')")
     assert (outcome.end, outcome.validity, outcome.score) == (End.EXITED, Validity.VALID, 0.75), outcome.detail
 
 
@@ -109,21 +125,23 @@ def test_partial_work_has_its_score(bench: Bench):
         ("import time; open('hello', 'w'); time.sleep(3600)", End.HARNESS_TIMEOUT, None),
     ],
 )
-def test_ends(bench: Bench, code: str, end: End, exit_code: int | None):
-    outcome = bench.run(code, config=bench.kit.config(timeout_s=20.0 if end is End.HARNESS_TIMEOUT else None))
-    assert (outcome.end, outcome.validity, outcome.exit_code) == (end, Validity.VALID, exit_code), outcome.detail
+def test_ends(any_bench: Bench, code: str, end: End, exit_code: int | None):
+    outcome = any_bench.run(code, config=any_bench.kit.config(timeout_s=20.0 if end is End.HARNESS_TIMEOUT else None))
+    assert (outcome.end, outcome.validity) == (end, Validity.VALID), outcome.detail
+    if not isinstance(any_bench.kit, HarborKit):  # which says it in words only
+        assert outcome.exit_code == exit_code
     assert outcome.score == (0.75 if end is End.HARNESS_TIMEOUT else 0.0)
 
 
-def test_a_harness_that_calls_no_model_is_dropped(bench: Bench):
-    outcome = bench.kit.run(bench.task("open('hello', 'w')"), num_calls=0)
+def test_a_harness_that_calls_no_model_is_dropped(any_bench: Bench):
+    outcome = any_bench.kit.run(any_bench.task("open('hello', 'w')"), num_calls=0)
     assert (outcome.end, outcome.validity) == (End.NEVER_CALLED, Validity.DROPPED)
 
 
-def test_nothing_outlives_it(bench: Bench):
-    sleep = bench.kit.sleep
+def test_nothing_outlives_it(any_bench: Bench):
+    sleep = any_bench.kit.sleep
     code = f"import subprocess; subprocess.Popen('{sleep}'.split(), start_new_session=True); open('hello', 'w')"
-    assert bench.run(code).score == 0.75
+    assert any_bench.run(code).score == 0.75
     wait_for_the_end_of(sleep)
     assert processes_with(sleep) == []
 
@@ -147,8 +165,8 @@ done
     assert (outcome.score, outcome.end) == (0.5, End.EXITED), outcome.detail
 
 
-def test_nothing_of_the_tests_is_seen_by_the_harness(bench: Bench):
-    found = bench.found("""
+def test_nothing_of_the_tests_is_seen_by_the_harness(any_bench: Bench):
+    found = any_bench.found("""
         import os
         names = ("/tests", "/logs/verifier", "/logs/verifier/reward.txt", "../tests")
         found = {name: os.path.exists(name) and os.listdir(name) for name in names if os.path.exists(name)}
@@ -232,11 +250,11 @@ kill -9 -1
     assert outcome.score == 0.5, outcome.detail
 
 
-def test_an_evaluator_that_does_not_end_is_ended(bench: Bench):
-    sleep = bench.kit.sleep
-    outcome = bench.run("pass", f"{sleep} & {sleep}", bench.kit.config(verifier_timeout_s=1.0, evaluator_tries=1))
+def test_an_evaluator_that_does_not_end_is_ended(any_bench: Bench):
+    sleep = any_bench.kit.sleep
+    outcome = any_bench.run("pass", f"{sleep} & {sleep}", any_bench.kit.config(verifier_timeout_s=1.0, evaluator_tries=1))
     assert (outcome.end, outcome.validity) == (End.EVALUATOR_FAILED, Validity.DROPPED), outcome.detail
-    assert "did not end within 1 s" in outcome.detail
+    assert "did not end within 1 s" in outcome.detail or "VerifierTimeoutError" in outcome.detail
     wait_for_the_end_of(sleep)
 
 

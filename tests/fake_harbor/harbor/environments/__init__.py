@@ -1,0 +1,1 @@
+"""A part of the Harbor of tests."""
