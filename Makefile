@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 RUN_ARGS ?=
 
-.PHONY: docs quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-trackers test-fuzz test-hostile test-wheel test-browser test-recurrence test-models test-gpu gpu-kit test-harnesses test-clients lint types bubblewrap clean help
+.PHONY: docs quickstart quickstart-image quickstart-ray quickstart-vllm setup setup-vllm test test-matrix test-vllm test-mooncake test-ray test-faults test-trackers test-fuzz test-harbor test-hostile test-wheel test-browser test-recurrence test-models test-gpu gpu-kit test-harnesses test-clients lint types bubblewrap clean help
 .PHONY: quickstart-hybrid quickstart-moe test-lora
 
 help:  ## Show this list.
@@ -114,6 +114,17 @@ $(HARNESSES)/node/.installed:
 	  @qwen-code/qwen-code@0.24.4 opencode-ai@1.18.33 node@22
 	@touch $@
 
+HARBOR := .harbor
+PYTHON312 ?= python3.12
+test-harbor: setup $(HARBOR)/.installed  ## Slow: installs Harbor (needs Python 3.12) and, as root, podman; Harbor's agents on podman, images from no registry.
+	@command -v podman >/dev/null || apt-get install -qq -y podman runc >/dev/null
+	$(BIN)/python -m pytest checks/test_harbor.py
+
+$(HARBOR)/.installed:
+	$(PYTHON312) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check harbor==0.26.0 podman-compose==1.6.0
+	@touch $@
+
 CLIENTS := .clients
 test-clients: setup $(patsubst %,$(CLIENTS)/%/.installed,python old google node)  ## Slow: client libraries of others, unchanged: a tool loop each, in every dialect.
 	$(BIN)/python -m pytest checks/test_clients.py
@@ -173,4 +184,4 @@ bubblewrap:
 	fi
 
 clean:  ## Remove the virtual environment and caches; runs stay.
-	rm -rf $(VENV) $(VENV_VLLM) $(HARNESSES) $(CLIENTS) $(TRACKERS) .pytest_cache .hypothesis .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(VENV_VLLM) $(HARNESSES) $(HARBOR) $(CLIENTS) $(TRACKERS) .pytest_cache .hypothesis .ruff_cache .mypy_cache

@@ -68,6 +68,9 @@ class TrialHost:
         command = [str(self._config.python), "-P", trial_host.__file__, str(channel)]
         env = {name: value for name, value in os.environ.items() if name not in RESERVED} | QUIET
         env["PYTHONPATH"] = os.pathsep.join(self._config.path)
+        env["PATH"] = os.pathsep.join(
+            (os.path.dirname(self._config.python), env.get("PATH", os.defpath))
+        )  # as if it were activated
         try:
             with open(self._log, "ab") as log:
                 popen = subprocess.Popen(
