@@ -36,6 +36,10 @@ COMMANDS: Final = {
     "launch": ("qwengyre.bench.launch:launch", "CPU time of starting and scoring one execution, cold and warm."),
     "j-max": ("qwengyre.bench.j_max:j_max", "Time and trained tokens by the cap on trajectories, on recorded executions."),
     "memory": ("qwengyre.bench.memory:memory", "Peak memory of long rows and of large vocabularies."),
+    "rivals": (
+        "qwengyre.bench.rivals:rivals",
+        "Schedules of other systems in the simulator, beside ours under one cap on staleness: table and picture.",
+    ),
     "run-training": (
         "qwengyre.bench.run_training:run_training",
         "What a run trained, once more: trees against flattened paths.",

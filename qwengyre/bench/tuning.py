@@ -18,7 +18,7 @@ from qwengyre.sim.driver import SimDriver
 from qwengyre.sim.planner import plan
 from qwengyre.sim.results import Drawn, DurationSource, simulate, workers
 from qwengyre.sim.settings import Setting, build
-from qwengyre.sim.workload import Workload, builtin_workloads
+from qwengyre.sim.workload import Workload, builtin_workloads, load_workload
 
 FAR: Final = (8, 2.0)
 """mu, phi of a start that is far too deep for the built-in workloads. It needs a cap of its own: phi + mu - 1."""
@@ -41,8 +41,6 @@ class TunedRun(msgspec.Struct, frozen=True):
     """The best that `plan` finds on the same seeds under the same cap."""
     staleness_max: int
     """Of the tuned runs."""
-    staleness_mean: float
-    best_staleness_mean: float
 
     @property
     def above(self) -> float:
@@ -51,10 +49,10 @@ class TunedRun(msgspec.Struct, frozen=True):
 
 
 def tuning(
-    workload: Annotated[list[str] | None, typer.Option(help="A built-in workload; give it again for more. Default: all.")] = None,
+    workload: Annotated[list[str] | None, typer.Option(help="A workload; give it again for more. Default: all built-in.")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Processes to simulate on.")] = 1,
-    json: Annotated[JsonTarget | None, typer.Option(help="Write the result as JSON; - is the standard output.")] = None,
+    json: JsonTarget = None,
 ) -> None:
     """Simulate tuned runs from bad starts on each workload, a task's earlier group being known, and print them beside the best plan.
 
@@ -65,9 +63,9 @@ def tuning(
     say("| workload | cap | start: mu, phi | as it began | tuned | told after a step | best plan | tuned above best |")
     say("| --- | --- | --- | --- | --- | --- | --- | --- |")
     with workers(jobs) as pool:
-        for name in workload or builtin_workloads():
-            known = foreseen(builtin_workloads()[name])
-            for run in tuned_runs(name, Drawn(known), range(seeds), pool):
+        for spec in workload or builtin_workloads():
+            name, loaded = load_workload(spec)
+            for run in tuned_runs(name, Drawn(foreseen(loaded)), range(seeds), pool):
                 say(row(run))
                 found.append(run)
     if json is not None:
@@ -101,7 +99,7 @@ def _under(
         found.append(
             TunedRun(
                 name, cap, mu, phi, untuned.hours, tuned.hours, told, best.hours,
-                tuned.staleness_max, tuned.staleness_mean, best.staleness_mean,
+                tuned.staleness_max,
             )
         )  # fmt: skip
     return found

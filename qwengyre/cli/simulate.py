@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 PolicyOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--policy", help=f"Policy to simulate; may be repeated. Default: all of {', '.join(POLICY_NAMES)}. Also: toggle."
+        "--policy",
+        help=f"Policy to simulate; may be repeated. Default: all of {', '.join(POLICY_NAMES)}. Also: toggle, toggle-standalone.",
     ),
 ]
 OrderOption = Annotated[

@@ -42,6 +42,7 @@ VARIANTS: Final[dict[str, Variant]] = {
 POLICY_NAMES: Final = tuple(VARIANTS)
 """What is compared unless one is named."""
 VARIANTS["toggle"] = Variant("colocate", is_one_cell=True, pauses=True)
+VARIANTS["toggle-standalone"] = Variant("colocate", is_one_cell=True, has_standalone=True, pauses=True)
 OURS: Final = "elastic"
 """What the others are compared with."""
 
