@@ -19,6 +19,10 @@ class Parser(Protocol):
     def feed(self, token_ids: Sequence[int]) -> list[Delta]: ...
     def finish(self) -> list[Delta]: ...
 
+    @property
+    def cut_off(self) -> str:
+        """After `finish`: what was written of a broken last call, and not told."""
+
 
 class ParsedBlock(msgspec.Struct, frozen=True):
     """A tool call, or what should have been one, as `parse_response` found it."""

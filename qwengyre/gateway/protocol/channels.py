@@ -172,6 +172,10 @@ class ChannelParser:
             self._end()
         return self._said.take()
 
+    @property
+    def cut_off(self) -> str:
+        return self._said.cut_off
+
     # --- what comes in ---------------------------------------------------------------------------------------------------
 
     def _past_header(self, beginning: list[int], token_ids: Sequence[int]) -> Sequence[int]:

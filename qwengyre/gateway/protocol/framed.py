@@ -51,6 +51,10 @@ class FrameParser:
             self._end()
         return self._said.take()
 
+    @property
+    def cut_off(self) -> str:
+        return self._said.cut_off
+
     def _text(self, text: str) -> None:
         raise NotImplementedError
 

@@ -41,6 +41,10 @@ class BracedParser:
             self._end()
         return self._said.take()
 
+    @property
+    def cut_off(self) -> str:
+        return self._said.cut_off
+
     def _text(self, text: str) -> None:
         if self._is_text:
             self._said.say(text)
@@ -88,3 +92,7 @@ class WholeParser:
     def finish(self) -> list[Delta]:
         say_whole(self._said, self._parse_whole(self._ids), str)
         return self._said.take()
+
+    @property
+    def cut_off(self) -> str:
+        return self._said.cut_off

@@ -22,6 +22,8 @@ class Said:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._has_text = False
+        self.cut_off = ""
+        """What was written of the last call's arguments and is not told, as the call would look whole: its last braces."""
         self.num_calls = 0
         self.num_blocks = 0
         """Calls, and what should have been some."""

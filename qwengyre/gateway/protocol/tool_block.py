@@ -120,7 +120,9 @@ class RawArguments:
 
     def end(self, text: str | None) -> None:
         """`text` is what the arguments are after all; None for a call that is broken, which keeps its last brace."""
-        if text is not None and text.startswith(self.whole[: self._num_told]):
+        if text is None:
+            self._said.cut_off = self.whole[self._num_told :].rstrip(self._white)
+        elif text.startswith(self.whole[: self._num_told]):
             self._said.arguments(text[self._num_told :])
 
     def close(self, *, is_closed: bool) -> None:

@@ -16,6 +16,8 @@ from qwengyre.gateway.protocol.text import StopStrings
 class _Parser(Protocol):
     def feed(self, token_ids: Sequence[int]) -> list[Delta]: ...
     def finish(self) -> list[Delta]: ...
+    @property
+    def cut_off(self) -> str: ...
 
 
 class Wanted:
@@ -77,10 +79,16 @@ class CallsAsText:
     def feed(self, token_ids: Sequence[int]) -> list[Delta]:
         return [text for delta in self._parser.feed(token_ids) for text in self._text(delta)]
 
+    cut_off = ""
+    """Nothing: as text a call that was cut is told to its last brace."""
+
     def finish(self) -> list[Delta]:
         """A call that was cut stays open: what follows a cut was never written."""
         last = [text for delta in self._parser.finish() for text in self._text(delta)]
-        return [*last, *self._end_of_call()] if _is_json("".join(self._arguments)) else last
+        if _is_json("".join(self._arguments)):
+            return [*last, *self._end_of_call()]
+        rest = self._parser.cut_off if self._is_in_call else ""
+        return [*last, TextDelta(text=rest)] if rest else last
 
     def _text(self, delta: Delta) -> list[Delta]:
         match delta:
