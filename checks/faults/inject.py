@@ -84,7 +84,7 @@ class Injector:
             case "cut":
                 self.script.network.cut(fault.victim)
             case "reset" if fault.victim == "harness":
-                drop_connections_of_port(self.run._gateway_process.port)
+                drop_connections_of_port(self.run._gateways[0].port)
             case "reset":
                 self.script.network.drop_connections(fault.victim)
         if fault.how in ("pause", "reset") or fault.victim in ("harness", "evaluator"):
@@ -102,7 +102,7 @@ class Injector:
         if victim == "controller":
             return os.getpid()
         if victim == "gateway":
-            return self.run._gateway_process._child.pid
+            return self.run._gateways[0]._child.pid
         if victim in ("harness", "evaluator"):
             return self.program_of(victim)
         fleet = self.controller.fleet
