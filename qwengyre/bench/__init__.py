@@ -28,6 +28,10 @@ COMMANDS: Final = {
         "qwengyre.bench.gateway:gateway",
         "Cost of a 700,000-token execution, of 1,000 streams at once, of a small call.",
     ),
+    "gateway-delay": (
+        "qwengyre.bench.gateway_delay:gateway_delay",
+        "What a gateway on one core adds to each chunk of many streams.",
+    ),
     "gateways": (
         "qwengyre.bench.gateways:bench_gateways",
         "CPU of a streamed chunk in a gateway and in a plain pass-through; several gateways against one.",

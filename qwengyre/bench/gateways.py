@@ -70,6 +70,7 @@ class Carried(msgspec.Struct, frozen=True):
 
 class GatewaysFigures(msgspec.Struct):
     streams: int
+    """At once through the pass-through, through the one gateway, and through each of several: a chunk costs more where fewer come together."""
     tokens: int
     pass_through_chunks: int
     gateway_chunks: int
@@ -164,7 +165,7 @@ async def measure(folder: Path, num: int, num_streams: int, num_tokens: int, pac
     try:
         plain = await passed_through(folder / "plain", engine, num_streams)
         one = await through_gateways(folder / "one", engine, 1, num_streams)
-        several = await through_gateways(folder / "several", engine, num, num_streams)
+        several = await through_gateways(folder / "several", engine, num, num * num_streams)
     finally:
         await server.close()
     return GatewaysFigures(

@@ -22,6 +22,7 @@ from qwengyre.gateway.protocol.conversation import Settled, settle, with_tools
 from qwengyre.gateway.protocol.fields import Json
 from qwengyre.gateway.protocol.parse import WholeParser
 from qwengyre.gateway.protocol.said import NewToolId, json_text, value_of
+from qwengyre.gateway.protocol.surrogates import mended
 from qwengyre.gateway.templates.abilities import abilities_of
 from qwengyre.gateway.templates.formats import keeps_white_space, new_parser_for
 from qwengyre.gateway.templates.found import settings_for
@@ -257,9 +258,11 @@ class Rendering:
         return message
 
     def _arguments(self, text: str) -> str:
-        """Arguments as the policy wrote them, or, for a template that takes a JSON object only, in one."""
+        """Arguments as the policy wrote them, or, for a template that takes a JSON object only, in one, of whole characters: it reads them."""
         if self._abilities.takes_any_arguments:
             return text
+        if "\\u" in text:
+            text = mended(text.encode())[0].decode()
         value = value_of(text)
         if isinstance(value, dict):
             return text

@@ -66,6 +66,15 @@ def test_reminder_after_a_result_extends_what_was_sampled(case):
     assert "a.py" in new and "rule two" in new
 
 
+@pytest.mark.parametrize("arguments", ['{"cmd": "cut \\ud83d"}', '{"\\udc00": ["\\ud83d\\ude00 cut \\ud83d"]}'])
+def test_half_a_character_in_arguments_does_not_end_the_session(case, arguments):
+    """It is an escape in their JSON, so the request that brings them back is whole; a template that reads them has half a character."""
+    _, rendering = case
+    call = Turn(role="assistant", text="", tool_uses=(ToolUse(id="c", name="run", arguments=arguments),))
+    text = text_of(rendering, [SYSTEM, USER, call, result("a.py"), USER])
+    assert any(f"cut {half}" in text for half in ("\ufffd", "\\ufffd", "\\ud83d")), text[-600:]
+
+
 def test_control_tokens_that_are_spelled_out_stay_text(case):
     name, rendering = case
     spelled = "".join((*CONTROL_TOKENS[name], *CONTROL, *MARKUP))
