@@ -27,8 +27,8 @@ class WarmupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Scripted executions to learn from."""
     tokens_per_batch: int = 1500
     """Tokens of one update, padding included."""
-    learning_rate: float = 4e-3
-    """Step size of AdamW; falls to a tenth over the last `settle_updates`."""
+    learning_rate: float | None = None
+    """Step size of AdamW; falls to a tenth over the last `settle_updates`. By default what the family learns with: 4e-3, 2e-3, 1.5e-3."""
     max_updates: int = 900
     """Most updates at full step size; it ends as soon as the policy copies and knows operators well enough."""
     settle_updates: int = 80
@@ -62,6 +62,8 @@ class WarmupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name in ("num_demonstrations", "tokens_per_batch", "max_updates", "settle_updates", "num_threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+        if self.learning_rate is not None and not 0 < self.learning_rate < float("inf"):
+            raise ValueError("learning_rate must be more than 0")
         if self.hidden_size % self.num_heads:
             raise ValueError("hidden_size must be a multiple of num_heads")
         if self.num_heads % self.num_kv_heads:

@@ -141,6 +141,8 @@ def test_guessing_operators_is_knowing_nothing_and_drawing_as_the_demonstrator_i
         ({"right_operator": 0.8, "usual_mistake": 0.3}, "right_operator"),
         ({"num_layers": 1}, "num_layers"),
         ({"num_demonstrations": 0}, "num_demonstrations"),
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"learning_rate": float("nan")}, "learning_rate"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused(wrong: dict, word: str):
