@@ -212,6 +212,10 @@ class SandboxError(QwenGyreError):
     pass
 
 
+class LimitsRefused(SandboxError):
+    """The kernel cannot be made to hold an execution to its limits here, and nobody said to go on without."""
+
+
 class WorkspaceRefused(SandboxError):
     """What a harness left is too much to be scored."""
 

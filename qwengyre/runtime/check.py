@@ -14,7 +14,7 @@ import msgspec
 
 from qwengyre.config.harness_rules import read_harness_rules
 from qwengyre.config.installation import to_have
-from qwengyre.core.errors import ConfigError, ModelRefused, QwenGyreError
+from qwengyre.core.errors import ConfigError, LimitsRefused, ModelRefused, QwenGyreError
 from qwengyre.hooks.loaded import load_hooks
 from qwengyre.models.hub import refuse_folder_name
 from qwengyre.models.weight_files import weight_files
@@ -351,8 +351,14 @@ def _check_harness(config: RunConfig) -> Mistakes:
     for folder in filter(None, (config.tasks.train, config.tasks.held_out)):
         with contextlib.suppress(ConfigError):  # is told by _check_tasks
             workspaces += [task / "environment" for task in find_task_folders(Path(folder))]
-    if not _all_on_images(config):
+    if _all_on_images(config):
+        return
+    try:
         check_harness(config.harness, workspaces)
+    except LimitsRefused as error:
+        yield error
+        limits = msgspec.structs.replace(config.harness.limits, best_effort=True)  # what is wrong beside that is told as well
+        check_harness(msgspec.structs.replace(config.harness, limits=limits), workspaces)
 
 
 def _all_on_images(config: RunConfig) -> bool:

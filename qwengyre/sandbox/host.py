@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from qwengyre.core.errors import SandboxError
+from qwengyre.core.errors import LimitsRefused, SandboxError
 from qwengyre.images.image import Image
 from qwengyre.sandbox import inside
 from qwengyre.sandbox.config import HarnessConfig
@@ -88,7 +88,7 @@ class SandboxHost:
         self.cgroups = find_cgroup_parent(f"{CGROUP_PREFIX}{os.getpid()}-{id(self):x}")
         if self.isolated and not config.limits.best_effort and (unlimited := self._unlimited()):
             self.close_cgroups()
-            raise SandboxError(NO_CGROUPS.format(what=unlimited))
+            raise LimitsRefused(NO_CGROUPS.format(what=unlimited))
         self._identities = find_identities() if self.isolated else None
         self.spaces = self._find_spaces()
         self._spawner = Spawner()

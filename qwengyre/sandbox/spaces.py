@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Final, Protocol
 
-from qwengyre.core.errors import SandboxError
+from qwengyre.core.errors import LimitsRefused, SandboxError
 from qwengyre.sandbox import mounter
 from qwengyre.sandbox.config import LimitsConfig
 from qwengyre.sandbox.isolation import interpreter
@@ -111,7 +111,7 @@ class MemorySpace:
 
 
 class Spaces:
-    """Makes the spaces of one launcher. Raises SandboxError where they cannot be held to their size, and nobody said to go on."""
+    """Makes the spaces of one launcher. Raises LimitsRefused where they cannot be held to their size, and nobody said to go on."""
 
     def __init__(self, limits: LimitsConfig, *, isolated: bool):
         self._limits = limits
@@ -120,13 +120,13 @@ class Spaces:
             return
         if limits.workspace == "disk":
             if not limits.best_effort:
-                raise SandboxError(ON_DISK)
+                raise LimitsRefused(ON_DISK)
             return
         try:
             self._mounts = Mounts()
         except SandboxError as error:
             if not limits.best_effort:
-                raise SandboxError(NOT_IN_MEMORY.format(reason=error)) from None
+                raise LimitsRefused(NOT_IN_MEMORY.format(reason=error)) from None
 
     def at(self, folder: Path, times: int = 1) -> Space:
         """A space for the execution, or evaluation, whose files are in `folder`; `times` as large as a workspace may be. Not made yet."""

@@ -116,6 +116,16 @@ def test_config_check_prints_the_config_as_resolved_and_all_mistakes(tmp_path: P
     assert "this folder of tasks does not exist" in result.stderr and "harness.command: agent does not exist" in result.stderr
 
 
+def test_config_check_looks_for_the_command_where_no_limits_can_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("qwengyre.sandbox.host.find_cgroup_parent", lambda name: None)
+    path = tmp_path / "run.toml"
+    path.write_text("[tasks]\ntrain = 'a'\n[harness]\ncommand = ['agent']\n")
+    result = run("config", "check", str(path))
+    assert result.exit_code == 2
+    assert "harness.command: agent does not exist" in result.stderr
+    assert "this user may make no cgroups" in result.stderr
+
+
 def test_config_check_says_ok_and_what_is_worth_knowing(tmp_path: Path):
     run_file = RunKit(tmp_path).run_file
     result = run("config", "check", str(run_file), "--set", "policy.max_context_tokens=4096")
