@@ -123,6 +123,7 @@ def main():
     if broke:
         print("\nbroke out:", *broke, flush=True)
         sys.exit(BROKE)
+    os.environ["PYTHONPATH"] = os.path.dirname(os.path.dirname(__file__))  # of this checkout, whichever one is installed
     os.execv(sys.executable, [sys.executable, "-m", "qwengyre_harness", *sys.argv[1:]])
 
 

@@ -32,7 +32,7 @@ def docs(
     if found is None:
         near = nearest(page, tuple(pages))
         raise ConfigError(
-            f"there is no page {page!r}{f': did you mean {near}?' if near else ''}; `qwengyre docs` lists them", key="PAGE"
+            f"there is no page {page!r}{f' (did you mean {near}?)' if near else ''}: `qwengyre docs` lists them", key="PAGE"
         )
     text = found.read_text(encoding="utf-8")
     if raw:

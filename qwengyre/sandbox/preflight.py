@@ -51,9 +51,13 @@ def check_harness(config: HarnessConfig, workspaces: Sequence[Path] | None = Non
     `workspaces` are the folders that tasks put into a workspace, where a relative path may lead; None when they are not known.
     Raises SandboxError when isolation cannot be given, and ConfigError when the command does not exist or cannot be seen.
     """
-    for path in config.readable:
-        if not Path(path).exists():
-            raise ConfigError(f"{path} does not exist", key="harness.readable")
+    missing = [
+        ConfigError(f"{path} does not exist: name the folder that the harness is installed in", key="harness.readable")
+        for path in config.readable
+        if not Path(path).exists()
+    ]
+    if missing:
+        raise ConfigError.of_all(missing)
     script = runs(config.command)
     files = _files(config, script, workspaces)
     with tempfile.TemporaryDirectory(prefix="qwengyre-check-") as work:

@@ -42,6 +42,7 @@ ELSEWHERE = {
     "# tests/test.sh": "tests/unit/sandbox/test_mini_repositories.py",
     "child = os.fork()": "tests/unit/sandbox/test_mini_repositories.py",
     "# /opt/my_agent.py": "compiled below; tests/integration/run_kit.py has one like it, which runs",
+    "python3.12 -m venv .harbor": "the Makefile: `make test-harbor` installs it",
     "python3 -m venv /opt/mini": "the Makefile: `make test-harnesses` installs it",
 }
 """Blocks that are not held here, by how they begin: what they are, or the test that holds them."""

@@ -37,6 +37,14 @@ def test_a_module_that_cannot_be_forked_is_refused_before_any_dispatch(kit, text
         kit.run(kit.task(HELLO), config)
 
 
+def test_every_folder_that_is_not_there_is_named(kit, tmp_path):
+    config = msgspec.structs.replace(kit.config(), readable=(str(tmp_path), "/opt/no-such-one", "/opt/no-such-other"))
+    with pytest.raises(ConfigError) as caught:
+        check_harness(config)
+    assert [str(mistake).partition(":")[0] for mistake in caught.value.mistakes] == ["harness.readable"] * 2
+    assert "no-such-one does not exist" in str(caught.value) and "no-such-other does not exist" in str(caught.value)
+
+
 def test_a_harness_that_cannot_be_started_here_is_refused(kit, monkeypatch, tmp_path):
     hidden = tmp_path / "agent"
     hidden.write_text("#!/bin/sh\n")
