@@ -48,16 +48,11 @@ class Elastic:
         return True
 
     def leavers(self, state: State) -> list[Cell]:
-        if state.cells.num_in_transit or not is_join_window_open(state):
-            return []
-        cell = state.cells.next_to_leave()
+        cell = next_in_line(state)
         if cell is None or not may_leave(state.waterlevel, state.capacity, state.config.slots_per_cell):
             return []
-        if cell.cell == CORE:
-            return [cell] if state.has_data else []
-        if state.cells.core.state is not CellState.TRAINING:
-            return []
-        return [cell] if state.has_unclaimed_work or not state.config.leave_only_for_work else []
+        has_work = cell.cell == CORE or state.has_unclaimed_work or not state.config.leave_only_for_work
+        return [cell] if has_work else []
 
     def num_kept(self, state: State) -> int:
         """The core alone if it finds data; with `two_way` the longest prefix that w, less the backlog, does not need back.
@@ -83,13 +78,7 @@ class Colocate:
         return True
 
     def leavers(self, state: State) -> list[Cell]:
-        if state.cells.num_in_transit or not is_join_window_open(state):
-            return []
-        cell = state.cells.next_to_leave()
-        if cell is None:
-            return []
-        is_led = state.has_data if cell.cell == CORE else state.cells.core.state is CellState.TRAINING
-        if not is_led:
+        if next_in_line(state) is None:
             return []
         cells = state.cells.in_rollout()
         return cells if may_leave(state.waterlevel, state.capacity, state.slots(cells)) else []
@@ -120,6 +109,19 @@ class Async:
 
 
 POLICIES: Final[dict[PolicyName, type[Policy]]] = {"elastic": Elastic, "colocate": Colocate, "async": Async}
+
+
+def next_in_line(state: State) -> Cell | None:
+    """The cell whose turn it is to leave, the core first. None while another is on its way, where no step of this burst can be joined any more,
+    and as long as there is nothing to lead to: no data for the core, no core in training for a satellite.
+    """
+    if state.cells.num_in_transit or not is_join_window_open(state):
+        return None
+    cell = state.cells.next_to_leave()
+    if cell is None:
+        return None
+    is_led = state.has_data if cell.cell == CORE else state.cells.core.state is CellState.TRAINING
+    return cell if is_led else None
 
 
 def is_join_window_open(state: State) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from qwengyre.core.ids import CORE
-from qwengyre.scheduler.cells import Cell, CellState
-from qwengyre.scheduler.policies import is_join_window_open
+from qwengyre.scheduler.cells import Cell
+from qwengyre.scheduler.policies import next_in_line
 from qwengyre.scheduler.state import State
 
 
@@ -19,11 +18,7 @@ class Toggle:
         return True
 
     def leavers(self, state: State) -> list[Cell]:
-        if state.cells.num_in_transit or not is_join_window_open(state):
-            return []
-        cell = state.cells.next_to_leave()
-        is_led = cell is not None and (state.has_data if cell.cell == CORE else state.cells.core.state is CellState.TRAINING)
-        return state.cells.in_rollout() if is_led else []
+        return state.cells.in_rollout() if next_in_line(state) is not None else []
 
     def num_kept(self, state: State) -> int:
         """All go on if the next step has its groups already."""
