@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -54,6 +54,8 @@ class RayLife:
         self.address, self.nodes = up.address, up.nodes
         self._hosts, self._group, self._launcher = hosts, group, launcher
         self._ended = [asyncio.wrap_future(host.wait_end.remote().future()) for host in hosts]
+        for ended in self._ended:
+            ended.add_done_callback(_retrieve)
 
     async def wait_end(self) -> str:
         from ray.exceptions import RayActorError
@@ -76,6 +78,12 @@ class RayLife:
         except (RayActorError, TimeoutError) as error:
             log.warning("cell_did_not_stop", extra={"node": self.nodes[0], "reason": str(error) or "deadline passed"})
         self.kill()
+
+
+def _retrieve(ended: asyncio.Future[Any]) -> None:
+    """Nobody need ask how a cell ended that was killed: asyncio would report its exception as never retrieved."""
+    if not ended.cancelled():
+        ended.exception()
 
 
 class RayLauncher:
