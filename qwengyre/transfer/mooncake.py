@@ -206,11 +206,21 @@ class MooncakeTransport:
 
     @contextmanager
     def _registered(self, arrays: list[np.ndarray]) -> Iterator[None]:
-        self._register(arrays)
+        """What lies in an exposure of ours, as a copy that is held to be served on, is registered already; Mooncake refuses it twice."""
+        others = [array for array in arrays if not self._is_exposed(array)]
+        if others:
+            self._register(others)
         try:
             yield
         finally:
-            self._unregister(arrays)
+            if others:
+                self._unregister(others)
+
+    def _is_exposed(self, array: np.ndarray) -> bool:
+        start, end = array.ctypes.data, array.ctypes.data + array.nbytes
+        with self._lock:
+            exposed = [(segment.memory.ctypes.data, segment.memory.nbytes) for segment in self._segments.values()]
+        return any(at <= start and end <= at + num_bytes for at, num_bytes in exposed)
 
     def _register(self, arrays: list[np.ndarray]) -> None:
         if self._engine.batch_register_memory([array.ctypes.data for array in arrays], [array.nbytes for array in arrays]):
