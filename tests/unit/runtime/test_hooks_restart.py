@@ -14,6 +14,7 @@ from qwengyre.journal import Journal
 from qwengyre.runtime.records import ControllerRecord, GroupJudged, RunOpened, TaskChosen
 from qwengyre.runtime.recovery import recover
 from qwengyre.runtime.sourcing import Sourcing
+from qwengyre.sandbox.kinds import SandboxTable
 from qwengyre.sandbox.task import Task, load_task
 from qwengyre.scheduler.config import SchedulerConfig
 from qwengyre.trajectory.process import Judgement
@@ -61,7 +62,7 @@ def sourcing(tmp_path: Path, asked: list[str], kept: FakeJournal, chosen: dict[i
     config = SimpleNamespace(
         runtime=SimpleNamespace(seed=0),
         hooks=SimpleNamespace(timeout_s=60.0),
-        sandbox=SimpleNamespace(host_programs=True, image=""),
+        sandbox=SandboxTable(host_programs=True),
         harness=None,
     )
     tasks = {"a": Task("a", "/a", "do", 1.0, 1.0), "held": Task("held", "/held", "do", 1.0, 1.0)}
